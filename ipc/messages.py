@@ -1,0 +1,283 @@
+"""The closed table of wire messages, as frozen dataclasses.
+
+Clients and the front speak in these; ``codec`` turns them into msgpack maps and back and checks
+every limit on the way in. The in-process transport passes the objects themselves. Field names are
+the wire's field names; ``None`` and an absent field mean the same. Standard library only.
+
+Every request has ``id``: chosen by the client, an integer from 0 to 2**63 - 1, unique among the
+open requests of its connection. Every reply repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sessionkv.types import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+ChatMessage = Mapping[str, Any]
+"""``{"role": str, "content": str | list of text parts | None, "tool_calls": [...], ...}``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Base of what a client sends."""
+
+    TYPE: ClassVar[str] = ""
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Request):
+    """First message of a connection. Reply: :class:`Welcome`."""
+
+    TYPE: ClassVar[str] = "hello"
+    version: int = PROTOCOL_VERSION
+    client: str = ""
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Request):
+    """Heartbeat, every second; also says how many event messages were consumed in all.
+
+    Reply: :class:`Result` with ``None``.
+    """
+
+    TYPE: ClassVar[str] = "ping"
+    consumed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Request):
+    """Create or resume a session. Reply: :class:`Result` with a session-info map."""
+
+    TYPE: ClassVar[str] = "open"
+    session: str = ""
+    system: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    history: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn(Request):
+    """One turn of a session; exactly one of text, messages, tokens.
+
+    Replies: :class:`Delta` (when ``stream``), maybe :class:`Restarted`, then :class:`Done` or
+    :class:`Failure`, exactly one.
+    """
+
+    TYPE: ClassVar[str] = "turn"
+    session: str = ""
+    text: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    tokens: Sequence[int] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stream: bool = False
+    when_busy: str = "error"
+    idempotency_key: str | None = None
+    deadline_s: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generate(Request):
+    """Generate without a session; exactly one of prompt, messages, tokens. Replies as for Turn."""
+
+    TYPE: ClassVar[str] = "generate"
+    prompt: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    tokens: Sequence[int] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stream: bool = False
+    cache: bool = True
+    idempotency_key: str | None = None
+    deadline_s: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Request):
+    """Cancel an open turn of this connection. Always benign. Reply: Result ``{"found": bool}``."""
+
+    TYPE: ClassVar[str] = "cancel"
+    request: int = 0
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Request):
+    """New session on the last completed node. Reply: Result with the new session's info."""
+
+    TYPE: ClassVar[str] = "fork"
+    session: str = ""
+    name: str = ""
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind(Request):
+    """Move the head n turns up. Reply: Result with session info."""
+
+    TYPE: ClassVar[str] = "rewind"
+    session: str = ""
+    turns: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pin(Request):
+    """Order the session's blocks last for eviction from ``tier``. Reply: Result, session info."""
+
+    TYPE: ClassVar[str] = "pin"
+    session: str = ""
+    tier: str = "host"
+    ttl_s: float | None = None
+    priority: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin(Request):
+    """Take the pin off. Reply: Result with session info."""
+
+    TYPE: ClassVar[str] = "unpin"
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Info(Request):
+    """Reply: Result with session info (turns, tokens, bytes per tier, pin, last miss)."""
+
+    TYPE: ClassVar[str] = "info"
+    session: str = ""
+    history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Request):
+    """End the handle (``keep``) or delete the session. Reply: Result ``{"closed": bool}``."""
+
+    TYPE: ClassVar[str] = "close"
+    session: str = ""
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class List(Request):
+    """Sessions of the tenant, by name. Reply: Result ``{"sessions": [...], "next": str | None}``."""
+
+    TYPE: ClassVar[str] = "list"
+    prefix: str = ""
+    after: str | None = None
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Flush(Request):
+    """Write every dirty block of idle sessions to disk. Reply: Result with counts, when done."""
+
+    TYPE: ClassVar[str] = "flush"
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(Request):
+    """Reply: Result with all metrics as a nested map."""
+
+    TYPE: ClassVar[str] = "stats"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Base of what the engine sends."""
+
+    TYPE: ClassVar[str] = ""
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Reply):
+    """Answer to Hello: versions, model, limits and the heartbeat interval."""
+
+    TYPE: ClassVar[str] = "welcome"
+    version: int = PROTOCOL_VERSION
+    engine: str = ""
+    pid: int = 0
+    model: str = ""
+    tenant: str = "local"
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Reply):
+    """Answer to every request that is not a turn."""
+
+    TYPE: ClassVar[str] = "result"
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta(Reply):
+    """Provisional output of a turn: ``tokens`` start at ``offset`` of this attempt's output.
+
+    ``text`` is what became certain with them; it may lag behind the tokens (split characters,
+    possible stop strings). ``logprobs`` is per token: ``[[token_id, logprob], ...]``, the token
+    itself first.
+    """
+
+    TYPE: ClassVar[str] = "delta"
+    attempt: int = 1
+    offset: int = 0
+    tokens: Sequence[int] = ()
+    text: str = ""
+    logprobs: Sequence[Sequence[Sequence[Any]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted(Reply):
+    """The turn runs anew: forget its deltas, offsets restart at 0."""
+
+    TYPE: ClassVar[str] = "restarted"
+    attempt: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Reply):
+    """Terminal event of a turn that is committed; the maps are of types.reports' fields."""
+
+    TYPE: ClassVar[str] = "done"
+    attempt: int = 1
+    node: str | None = None
+    text: str = ""
+    tokens: Sequence[int] = ()
+    finish_reason: str = "stop"
+    stop: str | int | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: Sequence[Sequence[Sequence[Any]]] | None = None
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Reply):
+    """Terminal event of a request that failed; id is -1 where the request's id is unknown."""
+
+    TYPE: ClassVar[str] = "error"
+    code: str = "error"
+    message: str = ""
+    retryable: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+REQUESTS: Mapping[str, type[Request]] = {
+    cls.TYPE: cls
+    for cls in (
+        Hello, Ping, Open, Turn, Generate, Cancel, Fork, Rewind, Pin, Unpin, Info, Close, List,
+        Flush, Stats,
+    )
+}  # fmt: skip
+REPLIES: Mapping[str, type[Reply]] = {
+    cls.TYPE: cls for cls in (Welcome, Result, Delta, Restarted, Done, Failure)
+}

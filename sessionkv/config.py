@@ -1,0 +1,269 @@
+"""The one configuration tree and the one door that TOML, environment and CLI come through.
+
+Frozen and validated when made; unknown keys are errors. What is measured at start (free memory,
+rates, block counts) lives in separate objects, never here. No environment variable is read
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from sessionkv.errors import ConfigError
+
+MIB = 1024**2
+GIB = 1024**3
+DEFAULT_MODEL = "smollm2-135m"
+ENV_PREFIX = "SESSIONKV_"
+
+
+def _range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise ConfigError(name, value, f"from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """KV blocks and tiers. None for a size means: measured default.
+
+    Attributes:
+        block_size: Tokens a block; a power of two from 4 to 256 (8 and up outside tests).
+        device_bytes: KV memory on the device (default: CPU 25% of available RAM, at most 4 GiB).
+        device_blocks: Overrides device_bytes by a count.
+        host_bytes: Cap of the host tier; 0 turns it off (default on CPU: at most 2 GiB).
+        disk_bytes: Cap of the disk tier, metadata included; 0 turns it off (default: 10% of free
+            space, at most 50 GiB).
+        prefix_cache: Reuse KV across requests; off means every prompt is computed whole.
+        durability: ``"idle"`` writes an idle session's blocks to disk, ``"off"`` only on eviction.
+    """
+
+    block_size: int = 16
+    device_bytes: int | None = None
+    device_blocks: int | None = None
+    host_bytes: int | None = None
+    disk_bytes: int | None = None
+    prefix_cache: bool = True
+    durability: str = "idle"
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if self.block_size not in (4, 8, 16, 32, 64, 128, 256):
+            raise ConfigError("cache.block_size", self.block_size, "a power of two from 4 to 256")
+        if self.durability not in ("idle", "off"):
+            raise ConfigError("cache.durability", self.durability, "idle or off")
+        _range("cache.device_bytes", self.device_bytes, 1, 2**50)
+        _range("cache.device_blocks", self.device_blocks, 1, 2**31)
+        _range("cache.host_bytes", self.host_bytes, 0, 2**50)
+        _range("cache.disk_bytes", self.disk_bytes, 0, 2**50)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Batching. ``step_tokens`` None means 256 on CPU and 2,048 on GPU."""
+
+    step_tokens: int | None = None
+    max_running: int = 256
+    max_queue: int = 1024
+    ageing_s: float = 10.0
+    lookup_timeout_ms: float = 50.0
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        _range("scheduler.step_tokens", self.step_tokens, 1, 2**20)
+        _range("scheduler.max_running", self.max_running, 1, 4096)
+        _range("scheduler.max_queue", self.max_queue, 1, 2**20)
+        _range("scheduler.ageing_s", self.ageing_s, 0.001, 1e6)
+        _range("scheduler.lookup_timeout_ms", self.lookup_timeout_ms, 0, 60_000)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """Bounds on what clients may ask for and hold."""
+
+    frame_bytes: int = 16 * MIB
+    depth: int = 32
+    messages: int = 4096
+    session_name_bytes: int = 4096
+    sessions: int = 100_000
+    queued_turns_per_session: int = 8
+    unread_events: int = 1024
+    unread_timeout_s: float = 30.0
+    heartbeat_s: float = 1.0
+    missed_heartbeats: int = 3
+    idempotency_keys: int = 100_000
+    idempotency_ttl_s: float = 24 * 3600.0
+    verdict_timeout_s: float = 5.0
+    drain_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for item in fields(self):
+            _range(f"limits.{item.name}", getattr(self, item.name), 0.001, 2**40)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is told.
+
+    Attributes:
+        model: A known name (``smollm2-135m``), a local folder, a ``.gguf`` file, or a hub id;
+            ``checksum`` is the model-free runner for tests.
+        store: Directory of journal and blocks; None is a temporary one, removed at exit.
+        model_cache: Folder for prepared models (default: the user's cache directory).
+        max_model_len: Most positions of one sequence; None is the model's own.
+        threads: Compute threads on CPU; None leaves torch's choice.
+        offline: Never touch the network.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+    """
+
+    model: str = DEFAULT_MODEL
+    store: Path | None = None
+    model_cache: Path | None = None
+    max_model_len: int | None = None
+    threads: int | None = None
+    offline: bool = False
+    log_level: str = "info"
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+    def __post_init__(self) -> None:
+        """Check ranges; accept strings for paths."""
+        for name in ("store", "model_cache"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, Path(value).expanduser())
+        if not self.model:
+            raise ConfigError("model", self.model, "a name, folder, file or hub id")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError("log_level", self.log_level, "debug, info, warning or error")
+        _range("max_model_len", self.max_model_len, 2, 2**31)
+        _range("threads", self.threads, 1, 1024)
+
+
+def _convert(name: str, hint: Any, value: Any) -> Any:
+    """Turn a TOML, environment or CLI value into the field's type, or say what is allowed."""
+    allowed = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
+    optional = type(None) in get_args(hint)
+    if value is None or (optional and value in ("", "none")):
+        if optional:
+            return None
+        raise ConfigError(name, value, allowed[0].__name__)
+    kind = allowed[0]
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ConfigError(name, value, "a table")
+        return _build(kind, value, f"{name}.")
+    if kind is bool:
+        words = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in words:
+            return words[value.lower()]
+        raise ConfigError(name, value, "true or false")
+    if kind in (int, float):
+        if isinstance(value, str):
+            return _parse_number(name, kind, value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
+            raise ConfigError(name, value, f"a number ({kind.__name__})")
+        return kind(value)
+    if not isinstance(value, str | Path):
+        raise ConfigError(name, value, "a string")
+    return Path(value).expanduser() if kind is Path else str(value)
+
+
+def _parse_number(name: str, kind: type, text: str) -> Any:
+    """Parse ``"12"``, ``"1.5"`` and, for ``*_bytes``, ``"4GiB"`` or ``"512MiB"``."""
+    units = {"kib": 1024, "mib": MIB, "gib": GIB, "tib": 1024 * GIB}
+    raw = text.strip().lower().replace("_", "")
+    scale = 1
+    if name.endswith("_bytes") and raw[-3:] in units:
+        scale = units[raw[-3:]]
+        raw = raw[:-3].strip()
+    try:
+        return kind(float(raw) * scale) if scale != 1 else kind(raw)
+    except ValueError:
+        raise ConfigError(name, text, f"a number ({kind.__name__})") from None
+
+
+def _build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    hints = get_type_hints(cls)
+    known = {item.name for item in fields(cls)}
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{prefix}{key}", values[key], f"one of {', '.join(sorted(known))}")
+    return cls(**{k: _convert(f"{prefix}{k}", hints[k], v) for k, v in values.items()})
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """``SESSIONKV_CACHE__HOST_BYTES=1GiB`` sets ``cache.host_bytes``."""
+    found: dict[str, Any] = {}
+    known = {item.name for item in fields(EngineConfig)}
+    for key, value in environ.items():
+        path = key[len(ENV_PREFIX) :].lower().split("__")
+        if not key.startswith(ENV_PREFIX) or path[0] not in known:
+            continue
+        table = found
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+        table[path[-1]] = value
+    return found
+
+
+def load_config(
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> EngineConfig:
+    """Build the configuration: defaults, then the TOML file, then the environment, then overrides.
+
+    Args:
+        overrides: Nested map, as from the command line.
+        path: TOML file; must exist when given.
+        environ: Environment to read ``SESSIONKV_*`` from; None is the process's own.
+
+    Raises:
+        ConfigError: Naming the field, its value and what is allowed.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            _merge(values, tomllib.loads(path.read_text()))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError("config", str(path), f"a readable TOML file ({error})") from None
+    _merge(values, _from_environment(os.environ if environ is None else environ))
+    _merge(values, overrides or {})
+    config: EngineConfig = _build(EngineConfig, values)
+    return config
+
+
+def user_cache_dir() -> Path:
+    """Where prepared models are kept: ``$XDG_CACHE_HOME/sessionkv`` or ``~/.cache/sessionkv``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "sessionkv"
+
+
+def user_data_dir() -> Path:
+    """Where ``serve`` keeps its store: ``$XDG_DATA_HOME/sessionkv`` or ``~/.local/share/...``."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "sessionkv"
+
+
+def user_runtime_dir() -> Path:
+    """Where sockets live: ``$XDG_RUNTIME_DIR/sessionkv``, else a private folder under /tmp."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "sessionkv" if base else Path(f"/tmp/sessionkv-{os.getuid()}")  # noqa: S108

@@ -1,0 +1,1 @@
+"""The engine: scheduler, plans, runners, movers and the step loop."""

@@ -1,0 +1,119 @@
+"""What the scheduler asks of the KV cache. ``sessionkv.cache.manager.KVCacheManager`` answers.
+
+All calls are on the core thread, cost O(blocks concerned), touch no bytes and never wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sessionkv.types import DiskReceipt
+from sessionkv.types.cache import Admission, DiskQuery, Fetched, Match
+from sessionkv.types.transfers import Transfer, TransferResult
+
+
+class Chain(Protocol):
+    """Tokens of one sequence with their block hashes, each hashed once; opaque to the scheduler.
+
+    ``cache.chain.TokenChain``: built by the engine from the head's hashes and the turn's delta.
+    """
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens; appended to through :meth:`append` only."""
+        ...
+
+    def append(self, token_id: int) -> None:
+        """Add one sampled token; hashes a block when it completes it."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        ...
+
+
+class KVCache(Protocol):
+    """Leases, block tables and matches for running sequences."""
+
+    block_size: int
+    num_blocks: int
+
+    def match(self, chain: Chain, receipt: DiskReceipt | None = None) -> Match:
+        """Longest verified prefix. A question: changes nothing.
+
+        Sees blocks that a sequence of the plan being built will fill (:meth:`stage`).
+        """
+        ...
+
+    def disk_query(self, chain: Chain) -> DiskQuery | None:
+        """What to ask the store, or None when RAM holds the whole chain or disk is off."""
+        ...
+
+    def admit(
+        self, seq_id: int, chain: Chain, match: Match, *, use_host: bool, use_disk: bool
+    ) -> Admission | None:
+        """Lease what the match offers and allocate room for fetches and the tail's copy.
+
+        Nothing past a tier that is not used is used either (a prefix has no holes). None when the
+        device has no room now: nothing was changed, but the shortfall is noted, and
+        :meth:`plan_transfers` will make room.
+        """
+        ...
+
+    def reserve(self, seq_id: int, num_tokens: int) -> tuple[int, ...] | None:
+        """Grow the table to hold ``num_tokens`` positions; ids of the blocks added.
+
+        None when there is no room now: nothing was changed, the shortfall is noted.
+        """
+        ...
+
+    def stage(self, seq_id: int, num_tokens: int) -> None:
+        """The plan being built will write positions below ``num_tokens``.
+
+        From here to :meth:`commit` other sequences admitted into the same plan may match the full
+        blocks among them.
+        """
+        ...
+
+    def unstage(self) -> None:
+        """The plan is executed or dropped: blocks staged and not committed are not matchable."""
+        ...
+
+    def commit(self, seq_id: int, num_tokens: int) -> None:
+        """The step succeeded: positions below ``num_tokens`` are written and may be matched."""
+        ...
+
+    def dependents(self, seq_id: int) -> tuple[int, ...]:
+        """Sequences that lease blocks which ``seq_id`` staged and has not committed, transitively."""
+        ...
+
+    def finish(self, seq_id: int, keep_tokens: int | None = None) -> None:
+        """End the sequence's leases.
+
+        Written blocks stay as cache; an unfilled tail becomes a partial match. ``keep_tokens``
+        cuts the tail to what the log kept: slots past it are not matchable as part of it. Also
+        right for a sequence that failed or was cancelled at any moment, with fetches in flight or
+        none: blocks with positions not committed are freed.
+        """
+        ...
+
+    def preempt(self, seq_id: int) -> None:
+        """As :meth:`finish`, and its blocks are next to be demoted to a lower tier."""
+        ...
+
+    def plan_transfers(self) -> list[Transfer]:
+        """Spills that make room for noted shortfalls and keep a few clean blocks ahead."""
+        ...
+
+    def finish_transfer(self, result: TransferResult) -> Fetched | None:
+        """Take in a mover's answer; not None when it completes a sequence's fetches."""
+        ...
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Device blocks that became free since the last call and still are."""
+        ...
+
+    def block_table(self, seq_id: int) -> Sequence[int]:
+        """The sequence's table; a view, not to be changed."""
+        ...

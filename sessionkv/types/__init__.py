@@ -1,0 +1,81 @@
+"""Plain data shared by every layer: blocks, transfers, sampling, reports and journal records.
+
+Standard library only; nothing here has behaviour beyond validation and small derived values. What
+a value means is said where it is declared; who owns it is said by whoever hands it out.
+"""
+
+from sessionkv.types.blocks import BlockHash, BlockRecord, KVGeometry, Tier
+from sessionkv.types.cache import Admission, DiskQuery, Fetched, Match
+from sessionkv.types.plan import (
+    BlockCopy,
+    SampledToken,
+    SequenceStart,
+    SequenceStep,
+    StepOutput,
+    StepPlan,
+    TokenLogprob,
+)
+from sessionkv.types.records import (
+    DeleteHead,
+    DeleteKey,
+    DeleteNode,
+    HeadRecord,
+    JournalOp,
+    JournalState,
+    KeyRecord,
+    NodeRecord,
+    PutHead,
+    PutKey,
+    PutNode,
+)
+from sessionkv.types.reports import CacheReport, FinishReason, MissReason, MissReport, Usage
+from sessionkv.types.sampling import SamplingParams
+from sessionkv.types.transfers import (
+    BlockMove,
+    DiskBlock,
+    DiskReceipt,
+    MoveOutcome,
+    Transfer,
+    TransferResult,
+)
+
+__all__ = [
+    "Admission",
+    "BlockCopy",
+    "BlockHash",
+    "BlockMove",
+    "BlockRecord",
+    "CacheReport",
+    "DeleteHead",
+    "DeleteKey",
+    "DeleteNode",
+    "DiskBlock",
+    "DiskQuery",
+    "DiskReceipt",
+    "Fetched",
+    "FinishReason",
+    "HeadRecord",
+    "JournalOp",
+    "JournalState",
+    "KVGeometry",
+    "KeyRecord",
+    "Match",
+    "MissReason",
+    "MissReport",
+    "MoveOutcome",
+    "NodeRecord",
+    "PutHead",
+    "PutKey",
+    "PutNode",
+    "SampledToken",
+    "SamplingParams",
+    "SequenceStart",
+    "SequenceStep",
+    "StepOutput",
+    "StepPlan",
+    "Tier",
+    "TokenLogprob",
+    "Transfer",
+    "TransferResult",
+    "Usage",
+]

@@ -1,0 +1,128 @@
+"""One step of the engine as plain data: what the scheduler decides and a runner carries out.
+
+A plan names blocks by id and holds no tensors, so the same plan can be sent to several runners,
+each with its shard of the same blocks. Plans are deltas: a runner keeps the block table of each
+running sequence from its :class:`SequenceStart` to its end and appends what later steps add, so
+that the size of a plan does not depend on the length of the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sessionkv.types.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the first ``num_tokens`` slots of device block ``src`` into ``dst``, before computing."""
+
+    src: int
+    dst: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """A sequence joins the batch (first admission, or again after a preemption).
+
+    Attributes:
+        seq_id: Unique for the life of the engine.
+        block_ids: Block table so far; its slots below ``num_cached_tokens`` hold KV once this
+            plan's copies, and the earlier sequences of this plan, are done.
+        num_cached_tokens: Tokens whose KV need not be computed.
+        token_ids: All tokens known now (prompt, and output already sampled when resuming). The
+            runner may keep the reference and must not change it; the scheduler only appends to it.
+        num_prompt_tokens: How many of ``token_ids`` are prompt; the rest is output. Penalties and
+            the sampling counter go by it, so a resumed sequence continues exactly.
+        sampling: Validated parameters; ``seed`` is set (the engine draws one where the user did not).
+        stop_token_ids: Ids that end the turn (EOS ids and the user's); not sampled before
+            ``sampling.min_tokens`` outputs, unless ``ignore_eos``.
+    """
+
+    seq_id: int
+    block_ids: tuple[int, ...]
+    num_cached_tokens: int
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """Tokens of one sequence to compute in this step.
+
+    Position p of the sequence lives in slot ``p % block_size`` of block ``table[p // block_size]``.
+    Query i (position ``start + i``) attends to positions 0 to ``start + i`` of its own sequence.
+
+    Attributes:
+        start: Position of the first of ``token_ids``.
+        token_ids: At least one.
+        new_block_ids: Blocks that join the end of the table before this step writes.
+        sample: Whether to sample one token from the logits of the last position.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: Sequence[int]
+    new_block_ids: tuple[int, ...]
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one call of ``Runner.execute`` does, in this order: ends, freed, copies, starts, steps.
+
+    Every KV write of the step happens before the attention that may read it (layer by layer), so a
+    sequence may read blocks that one earlier in ``steps`` fills in the same plan.
+
+    Attributes:
+        ends: Sequences that left the batch since the last plan (finished or preempted).
+        freed_block_ids: Device blocks that became free since the last plan and still are; a
+            checking runner poisons them, others ignore them.
+    """
+
+    step_id: int
+    starts: tuple[SequenceStart, ...] = ()
+    steps: tuple[SequenceStep, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    ends: tuple[int, ...] = ()
+    freed_block_ids: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by the step."""
+        return sum(len(step.token_ids) for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of a token, from the raw logits before any processing."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One sampled token; ``logprobs`` starts with the token itself, then the top ones, best first."""
+
+    token_id: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Result of a plan.
+
+    Attributes:
+        sampled: seq_id -> token, for each step with ``sample`` that succeeded.
+        failed: seq_id -> reason, where the result is unusable (such as NaN logits); KV that the
+            step wrote for these must not be matched.
+    """
+
+    step_id: int
+    sampled: Mapping[int, SampledToken] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)

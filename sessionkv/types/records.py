@@ -1,0 +1,140 @@
+"""What the journal keeps: turns (nodes), heads and idempotency keys, and the changes to them.
+
+The pure tree in ``sessionkv.cache`` emits lists of :data:`JournalOp`; the store commits each list
+as one transaction. Blobs are opaque here: text belongs to the front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sessionkv.types.blocks import BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One immutable turn. The root of a session is a node without reply.
+
+    Attributes:
+        node_id: Unique in the store, ascending, never reused.
+        parent_id: The turn before, None for a root.
+        kind: ``"root"``, ``"chat"`` or ``"raw"``.
+        token_ids: Delta ids, incoming ones first, then the reply, as unsigned 32-bit
+            little-endian bytes.
+        num_incoming_tokens: How many of them are incoming.
+        num_messages: Messages of this node, the reply included (0 for raw turns).
+        incoming_blob: Opaque: what the client sent (messages, system, tools).
+        reply_blob: Opaque: the reply as the client saw it.
+        finish_reason: Value of :class:`~sessionkv.types.reports.FinishReason`, ``""`` for a root.
+        closed: The last token id is the template's own end of turn.
+        sampling_blob: Opaque: parameters the turn ran with.
+        tokenizer_digest: Digest of the tokenizer the ids belong to.
+        template_digest: Digest of the chat template.
+        chain_hash: Chain hash at the last full block at or before the node's end.
+        created_s: Wall-clock seconds.
+    """
+
+    node_id: int
+    parent_id: int | None
+    kind: str
+    token_ids: bytes
+    num_incoming_tokens: int
+    num_messages: int
+    incoming_blob: bytes
+    reply_blob: bytes
+    finish_reason: str
+    closed: bool
+    sampling_blob: bytes
+    tokenizer_digest: str
+    template_digest: str
+    chain_hash: BlockHash
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRecord:
+    """A session: a tenant's name for a node, with its retention.
+
+    Attributes:
+        pin_tier: Value of :class:`~sessionkv.types.blocks.Tier`, or ``""`` when not pinned.
+        pin_expires_s: Wall-clock seconds, None for no end.
+        history: ``"keep"`` or ``"follow"``: how incoming histories are read.
+    """
+
+    tenant: str
+    name: str
+    node_id: int
+    pin_tier: str
+    pin_expires_s: float | None
+    pin_priority: int
+    history: str
+    created_s: float
+    updated_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """An idempotency key with the whole answer, so that a retry replays it exactly."""
+
+    tenant: str
+    key: str
+    request_digest: bytes
+    response_blob: bytes
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PutNode:
+    """Add a node (never a change of one)."""
+
+    node: NodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNode:
+    """Remove a node that no head or child reaches."""
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutHead:
+    """Add or replace a head."""
+
+    head: HeadRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteHead:
+    """Remove a head by name."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutKey:
+    """Add an idempotency key."""
+
+    key: KeyRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteKey:
+    """Forget an idempotency key."""
+
+    tenant: str
+    key: str
+
+
+JournalOp = PutNode | DeleteNode | PutHead | DeleteHead | PutKey | DeleteKey
+
+
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """Everything in the journal as read at start, nodes by ascending id (parents first)."""
+
+    nodes: tuple[NodeRecord, ...]
+    heads: tuple[HeadRecord, ...]
+    keys: tuple[KeyRecord, ...]
+    next_node_id: int

@@ -1,0 +1,96 @@
+"""What a turn cost and why: usage, the cache report, finish reasons."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.Enum):
+    """Why a turn ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+class MissReason(enum.Enum):
+    """Why a token of the known history was computed again (see ``docs/architecture.md``)."""
+
+    NONE = "none"
+    FIRST_TURN = "first_turn"
+    EVICTED = "evicted"
+    EXPIRED = "expired"
+    NOT_STORED = "not_stored"
+    NOT_MATCHED = "not_matched"
+    CORRUPT = "corrupt"
+    IDENTITY_CHANGED = "identity_changed"
+    TENANT = "tenant"
+    TEMPLATE_REWROTE = "template_rewrote"
+    HISTORY_EDITED = "history_edited"
+    RECOMPUTE_WAS_SOONER = "recompute_was_sooner"
+    CACHE_OFF = "cache_off"
+    BYPASSED = "bypassed"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one turn."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MissReport:
+    """The first position that was in the known history and yet was computed.
+
+    Attributes:
+        reason: Why.
+        token: Position in the prompt, None when nothing was missed.
+        turn: Number of the turn in the session (0 is the root), where known.
+        message: Index of the message within the request or session, where known.
+        expected: What the stored history has there, decoded, where the two differ.
+        found: What the request has there, decoded, where the two differ.
+    """
+
+    reason: MissReason = MissReason.NONE
+    token: int | None = None
+    turn: int | None = None
+    message: int | None = None
+    expected: str | None = None
+    found: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Where a turn's prompt came from, exactly, as of its first admission.
+
+    ``device_tokens + host_tokens + disk_tokens + computed_tokens == prompt_tokens``, always. Work
+    done again after a preemption is ``recomputed_tokens``, outside the sum. Times in milliseconds.
+    """
+
+    prompt_tokens: int
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    computed_tokens: int
+    recomputed_tokens: int = 0
+    queue_ms: float = 0.0
+    fetch_ms: float = 0.0
+    prefill_ms: float = 0.0
+    ttft_ms: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    miss: MissReport = field(default_factory=MissReport)
+    miss_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed."""
+        return self.device_tokens + self.host_tokens + self.disk_tokens
