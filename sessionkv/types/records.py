@@ -32,6 +32,8 @@ class NodeRecord:
         template_digest: Digest of the chat template.
         chain_hash: Chain hash at the last full block at or before the node's end.
         created_s: Wall-clock seconds.
+        num_unwritten_tokens: Tokens at the end whose KV was never computed when the turn ended (the
+            last sampled one, and ids put in place of a cut); they are no miss of the next turn.
     """
 
     node_id: int
@@ -49,6 +51,7 @@ class NodeRecord:
     template_digest: str
     chain_hash: BlockHash
     created_s: float
+    num_unwritten_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,286 @@
+"""What front and core say to each other: frozen plain data, token ids and opaque bytes.
+
+Core never reads a blob; front never sees a block. Turns are named by ``turn_id`` and calls by
+``call_id``, both chosen by the front and unique for the life of the engine. Each
+:class:`SubmitTurn` is answered by exactly one of :class:`TurnCommitted`, :class:`TurnReplayed`
+and :class:`TurnDropped`; each call by exactly one :class:`CallDone`.
+
+A turn in order::
+
+    front -> core   SubmitTurn
+    core -> front   RenderTurn            (chat turns, once the head is free)
+    front -> core   TurnRendered | TurnRefused
+    core -> front   StepTokens ...        (one message a step, all turns together)
+    front -> core   StopAt                (a stop string was found; core goes on until it arrives)
+    core -> front   TurnFinished          (what ran, where it would be journalled, what it cost)
+    front -> core   Verdict               (what of it the log keeps)
+    core -> front   TurnCommitted         (journalled: the terminal event may go out)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sessionkv.errors import SessionKVError
+from sessionkv.ipc.messages import Request
+from sessionkv.types import CacheReport, FinishReason, MissReport, SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClaim:
+    """An idempotency key and the digest of the request it stands for."""
+
+    key: str
+    request_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitTurn:
+    """Run a turn.
+
+    Attributes:
+        session: None for a generation without session.
+        token_ids: The delta (raw turns) or whole prompt (generations); None when the front has to
+            render against the head first.
+        num_messages: Incoming messages; 0 for raw turns.
+        incoming_blob: Opaque, journalled with the node.
+        sampling_blob: Opaque, journalled with the node.
+        sampling: Validated; the seed is set.
+        stop_token_ids: Ids that end the turn.
+        wants_path: The front needs the head's whole path of turns to render.
+        deadline_s: Seconds from now, None for no deadline.
+        use_cache: False computes everything (and stores nothing).
+        known_miss: What the front knows of a history that differs from the stored one.
+        known_tokens: For generations: how many leading tokens repeat an earlier exchange.
+    """
+
+    turn_id: int
+    tenant: str
+    session: str | None
+    token_ids: Sequence[int] | None
+    num_messages: int
+    incoming_blob: bytes
+    sampling_blob: bytes
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+    wants_path: bool = False
+    queue_when_busy: bool = False
+    priority: int = 0
+    deadline_s: float | None = None
+    use_cache: bool = True
+    claim: KeyClaim | None = None
+    known_miss: MissReport | None = None
+    known_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeText:
+    """One turn of a path, as the front stored it."""
+
+    node_id: int
+    kind: str
+    incoming_blob: bytes
+    reply_blob: bytes
+    token_ids: Sequence[int]
+    num_incoming_tokens: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RenderTurn:
+    """The head is free and locked for this turn: say which ids to add to it.
+
+    Attributes:
+        root_id: Node of system prompt and tools; ``root_blob`` is its incoming blob.
+        num_turns: Turns from the root to the head.
+        closed: The head's log ends with the template's own end of turn.
+        history: ``"keep"`` or ``"follow"``.
+        created_s: When the session was opened; clocks in templates stand still there.
+        path: Root to head, only when asked for.
+    """
+
+    turn_id: int
+    root_id: int
+    root_blob: bytes
+    node_id: int
+    num_turns: int
+    closed: bool
+    history: str
+    created_s: float
+    path: tuple[NodeText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRendered:
+    """Ids to add after ``base_node_id`` (the head, or an ancestor whose log the prompt shares)."""
+
+    turn_id: int
+    token_ids: Sequence[int]
+    base_node_id: int
+    incoming_blob: bytes
+    num_messages: int
+    known_miss: MissReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRefused:
+    """The messages cannot be rendered."""
+
+    turn_id: int
+    error: SessionKVError
+
+
+@dataclass(frozen=True, slots=True)
+class StopAt:
+    """The turn ends after its first ``num_output_tokens`` sampled tokens."""
+
+    turn_id: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the log keeps of a finished turn.
+
+    Attributes:
+        keep_tokens: Sampled tokens kept, from the first.
+        replacement_ids: Ids that follow them in the log instead of what was cut.
+        closed: The log now ends with the template's own end of turn.
+        reply_blob: Opaque, journalled with the node.
+        response_blob: Opaque whole answer, journalled under the idempotency key when there is one.
+    """
+
+    turn_id: int
+    keep_tokens: int
+    replacement_ids: Sequence[int]
+    closed: bool
+    finish_reason: FinishReason
+    reply_blob: bytes
+    response_blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTurn:
+    """End a turn; ``keep`` commits what was sampled so far. Unknown turns are ignored."""
+
+    turn_id: int
+    keep: bool = False
+    error: SessionKVError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Create or resume a session. Blobs of absent values are None (inherited on resume)."""
+
+    call_id: int
+    tenant: str
+    session: str
+    system_blob: bytes | None
+    tools_blob: bytes | None
+    root_blob: bytes
+    history: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Any other request on sessions or the engine, as it came in (validated)."""
+
+    call_id: int
+    tenant: str
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Accept no new turns; end running ones within ``drain_s``; then stop the step loop."""
+
+    drain_s: float
+
+
+FrontMessage = (
+    SubmitTurn | TurnRendered | TurnRefused | StopAt | Verdict | CancelTurn | OpenSession | Call
+    | Drain
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """New tokens of one turn; ``offset`` is the number of tokens sampled before them."""
+
+    turn_id: int
+    offset: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[Sequence[TokenLogprob]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """Everything one step sampled."""
+
+    turns: tuple[TurnTokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFinished:
+    """A turn ended by itself, by StopAt or by a keeping cancel; core waits for the verdict.
+
+    Attributes:
+        num_output_tokens: Tokens sampled that count; all were sent in :class:`StepTokens`.
+        stop_token_id: The id that ended it, if one did.
+        node_id: Id the turn will be journalled under, None without session.
+    """
+
+    turn_id: int
+    num_output_tokens: int
+    reason: FinishReason
+    stop_token_id: int | None
+    node_id: int | None
+    num_prompt_tokens: int
+    cache: CacheReport
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCommitted:
+    """The turn is durable."""
+
+    turn_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReplayed:
+    """The idempotency key was used before: the journalled answer."""
+
+    turn_id: int
+    response_blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDropped:
+    """The turn ended without being committed."""
+
+    turn_id: int
+    error: SessionKVError
+
+
+@dataclass(frozen=True, slots=True)
+class CallDone:
+    """Answer to a call: a plain value, or an error."""
+
+    call_id: int
+    value: Any = None
+    error: SessionKVError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStopped:
+    """The step loop ended; ``error`` where it was not asked to."""
+
+    error: SessionKVError | None = None
+
+
+CoreMessage = (
+    RenderTurn | StepTokens | TurnFinished | TurnCommitted | TurnReplayed | TurnDropped | CallDone
+    | CoreStopped
+)  # fmt: skip
