@@ -167,7 +167,7 @@ class Close(Request):
 
 @dataclass(frozen=True, slots=True)
 class List(Request):
-    """Sessions of the tenant, by name. Reply: Result ``{"sessions": [...], "next": str | None}``."""
+    """Sessions of the tenant, by name. Reply: Result ``{"sessions": [...], "next": name}``."""
 
     TYPE: ClassVar[str] = "list"
     prefix: str = ""

@@ -266,4 +266,4 @@ def user_data_dir() -> Path:
 def user_runtime_dir() -> Path:
     """Where sockets live: ``$XDG_RUNTIME_DIR/sessionkv``, else a private folder under /tmp."""
     base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "sessionkv" if base else Path(f"/tmp/sessionkv-{os.getuid()}")  # noqa: S108
+    return Path(base) / "sessionkv" if base else Path(f"/tmp/sessionkv-{os.getuid()}")

@@ -1,0 +1,1 @@
+"""The decisions of the KV cache, over ids alone: blocks, prefixes, sessions, retention."""

@@ -1,0 +1,1 @@
+"""Models: preparing their files, the decoder, sampling."""

@@ -16,7 +16,7 @@ from sessionkv.types.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy the first ``num_tokens`` slots of device block ``src`` into ``dst``, before computing."""
+    """Copy the first ``num_tokens`` slots of device block ``src`` to ``dst``, before computing."""
 
     src: int
     dst: int
@@ -36,7 +36,7 @@ class SequenceStart:
             runner may keep the reference and must not change it; the scheduler only appends to it.
         num_prompt_tokens: How many of ``token_ids`` are prompt; the rest is output. Penalties and
             the sampling counter go by it, so a resumed sequence continues exactly.
-        sampling: Validated parameters; ``seed`` is set (the engine draws one where the user did not).
+        sampling: Validated; ``seed`` is set (the engine draws one where the user gave none).
         stop_token_ids: Ids that end the turn (EOS ids and the user's); not sampled before
             ``sampling.min_tokens`` outputs, unless ``ignore_eos``.
     """
@@ -107,7 +107,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token; ``logprobs`` starts with the token itself, then the top ones, best first."""
+    """One sampled token; ``logprobs`` is the token itself, then the top ones, best first."""
 
     token_id: int
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -38,7 +38,7 @@ class Transfer:
 
 
 class MoveOutcome(enum.Enum):
-    """What became of one :class:`BlockMove`. Anything but OK is a miss and a counter, not an error."""
+    """What became of one :class:`BlockMove`. All but OK are a miss and a counter, not an error."""
 
     OK = "ok"
     MISSING = "missing"

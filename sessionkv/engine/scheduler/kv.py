@@ -85,7 +85,7 @@ class KVCache(Protocol):
         ...
 
     def dependents(self, seq_id: int) -> tuple[int, ...]:
-        """Sequences that lease blocks which ``seq_id`` staged and has not committed, transitively."""
+        """Sequences that lease, also through others, blocks ``seq_id`` staged and not committed."""
         ...
 
     def finish(self, seq_id: int, keep_tokens: int | None = None) -> None:

@@ -1,0 +1,50 @@
+# `make` lists the targets. Everything happens in $(VENV), which `setup` makes once and keeps in
+# step with pyproject.toml and constraints.txt.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Passed to pip, e.g. PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu".
+PIP_ARGS ?=
+# Passed to pytest, e.g. PYTEST_ARGS="-m 'not slow' tests/unit".
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check format demo bench clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: $(STAMP)  ## Make the virtual environment and install everything into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) --editable '.[dev]'
+	@touch $@
+
+test: setup  ## Run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup  ## Lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --verbose
+
+format: setup  ## Format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: setup  ## Conversations that survive pressure, kill -9 and a restart (about two minutes)
+	$(BIN)/python examples/demo.py
+
+bench: setup  ## Run all benchmarks
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## Remove the virtual environment, caches and build outputs
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
