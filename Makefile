@@ -22,8 +22,8 @@ setup: $(STAMP)  ## Make the virtual environment and install everything into it
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) --editable '.[dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt $(PIP_ARGS) torch
+	$(BIN)/python -m pip install --constraint constraints.txt $(PIP_ARGS) --editable '.[dev]'
 	@touch $@
 
 test: setup  ## Run all tests

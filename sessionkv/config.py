@@ -223,6 +223,15 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError("config", str(path), f"a readable TOML file ({error})") from None
+
+
 def load_config(
     overrides: Mapping[str, Any] | None = None,
     *,
@@ -240,15 +249,41 @@ def load_config(
         ConfigError: Naming the field, its value and what is allowed.
     """
     values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            _merge(values, tomllib.loads(path.read_text()))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError("config", str(path), f"a readable TOML file ({error})") from None
+    _merge(values, _from_file(path))
     _merge(values, _from_environment(os.environ if environ is None else environ))
     _merge(values, overrides or {})
     config: EngineConfig = _build(EngineConfig, values)
     return config
+
+
+def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    """``{"cache.host_bytes": ...}`` from a nested map or a configuration; fields in their order."""
+    items = (
+        {item.name: getattr(values, item.name) for item in fields(values)}
+        if is_dataclass(values)
+        else dict(values)
+    )
+    flat: dict[str, Any] = {}
+    for key, value in items.items():
+        if isinstance(value, Mapping) or is_dataclass(value):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def config_sources(
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Where :func:`load_config` takes each field that is not a default from, by dotted name."""
+    found = _from_environment(os.environ if environ is None else environ)
+    sources = dict.fromkeys(flatten(_from_file(path)), f"file {path}")
+    for name in flatten(found):
+        sources[name] = f"environment {ENV_PREFIX}{name.upper().replace('.', '__')}"
+    return sources | dict.fromkeys(flatten(overrides or {}), "command line")
 
 
 def user_cache_dir() -> Path:

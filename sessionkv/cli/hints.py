@@ -1,0 +1,33 @@
+"""What to do about an error, by its code. The message says what is wrong; this says what helps."""
+
+from __future__ import annotations
+
+from sessionkv.errors import SessionKVError
+
+_HINTS = {
+    "connection_lost": "Start an engine with `sessionkv serve`, or name its socket with "
+    "--endpoint; `sessionkv doctor` shows what is there.",
+    "engine_running": "Use it as it is, stop it first, or give this one another --endpoint.",
+    "engine_closed": "The engine is shutting down; start it again with `sessionkv serve`.",
+    "engine_start_failed": "`sessionkv doctor` shows what is missing; `--log-level debug` says "
+    "more.",
+    "store_in_use": "Talk to that engine, stop it, or name another directory with --store.",
+    "store_unavailable": "Check that the directory exists, is yours and has room, or name another "
+    "with --store.",
+    "model_not_found": "Give a folder with config.json and safetensors, a .gguf file, or a hub id.",
+    "model_unsupported": "Supported are Llama, SmolLM, Mistral, Qwen2 and Qwen3 models.",
+    "model_broken": "Fetch the files again.",
+    "session_not_found": "`sessionkv sessions ls` lists the sessions there are.",
+    "session_exists": "Choose another name, or remove that session first.",
+    "session_busy": "A turn of this session is running; try again when it has ended.",
+    "session_differs": "Resume it without --system, or choose another name.",
+    "pin_refused": "Pin to a lower tier, unpin another session, or enlarge the tier.",
+    "prompt_too_long": "Rewind the session, or serve with a larger --max-model-len.",
+    "never_fits": "Serve with more --device-bytes.",
+    "overloaded": "Try again in a moment.",
+}
+
+
+def hint_for(error: SessionKVError) -> str | None:
+    """One line of advice, or None where the message says it all."""
+    return _HINTS.get(error.code)

@@ -1,0 +1,55 @@
+"""Entry point of the command line: parses, runs one command, turns errors into one line.
+
+Exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted.
+
+Imports nothing heavy: commands are modules of this package with a ``run(args)`` that are imported
+when they are asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from sessionkv.cli.hints import hint_for
+from sessionkv.cli.parser import build_parser
+from sessionkv.errors import ConfigError, InvalidRequest, SessionKVError
+
+EXIT_OK = 0
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    Args:
+        argv: Arguments without the program's name; None takes the process's own.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        command = importlib.import_module(f"sessionkv.cli.{args.module}")
+        code: int = command.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except SessionKVError as error:
+        if args.debug:
+            raise
+        _print_error(error)
+        return EXIT_USAGE if isinstance(error, ConfigError | InvalidRequest) else EXIT_ERROR
+    return code
+
+
+def _print_error(error: SessionKVError) -> None:
+    hint = hint_for(error)
+    sys.stderr.write(f"sessionkv: {' '.join(error.message.split())}\n")
+    if hint:
+        sys.stderr.write(f"  {hint}\n")

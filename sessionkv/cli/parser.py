@@ -1,0 +1,155 @@
+"""The command line's grammar. Standard library only, so that ``--help`` is immediate."""
+
+from __future__ import annotations
+
+import argparse
+
+from sessionkv import __version__
+from sessionkv.config import DEFAULT_MODEL
+
+_EPILOG = """\
+exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted
+
+Every field of the configuration can be set by a flag or --set, by the environment
+(SESSIONKV_CACHE__HOST_BYTES=1GiB) or in the file given with --config, in this order of precedence;
+`sessionkv config show` prints the outcome and where each value came from."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole grammar. Each command sets ``module``, and ``action`` where it has several."""
+    parser = argparse.ArgumentParser(
+        prog="sessionkv",
+        description="Conversations that keep their KV cache.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sessionkv {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_serve(commands)
+    _add_chat(commands)
+    _add_sessions(commands)
+    _add_stats(commands)
+    _add_doctor(commands)
+    _add_config(commands)
+    return parser
+
+
+_Commands = argparse._SubParsersAction  # what add_subparsers returns has no public name
+
+
+def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="start the engine on a local socket",
+        description="Start the engine on a local socket and serve until SIGTERM or Ctrl-C; then "
+        "running turns end or are cancelled, dirty blocks are written, and the exit code is 0.",
+    )
+    parser.set_defaults(module="serve")
+    parser.add_argument(
+        "model", nargs="?", help=f"known name, folder, .gguf file or hub id ({DEFAULT_MODEL})"
+    )
+    _add_endpoint(parser)
+    _add_engine_flags(parser)
+
+
+def _add_chat(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "chat",
+        help="talk to a model in the terminal",
+        description="Talk to the running engine, or to a private one that ends with the chat. "
+        "Reads lines from standard input when that is not a terminal.",
+    )
+    parser.set_defaults(module="chat")
+    parser.add_argument("--session", default="chat", help="session to open or resume (chat)")
+    parser.add_argument("--system", help="system prompt of a new session")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (0.7)")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="most tokens a reply (1024)")
+    parser.add_argument("--seed", type=int, help="same seed, same replies")
+    parser.add_argument("--model", help="model of the private engine, when none is running")
+    _add_endpoint(parser)
+    _add_engine_flags(parser)
+
+
+def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("sessions", help="list, inspect, fork, rewind, pin and remove")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    def action(name: str, help_text: str, *, session: bool = True) -> argparse.ArgumentParser:
+        sub = actions.add_parser(name, help=help_text, description=help_text)
+        sub.set_defaults(module="sessions", action=name)
+        if session:
+            sub.add_argument("session", help="name of the session")
+        _add_endpoint(sub)
+        _add_json(sub)
+        return sub
+
+    listing = action("ls", "list sessions", session=False)
+    listing.add_argument("prefix", nargs="?", default="", help="only names that start so")
+    action("show", "one session: turns, tokens, bytes in each tier, pin")
+    action("fork", "a new session on the last completed turn").add_argument(
+        "name", help="name of the new session"
+    )
+    action("rewind", "take the last turns back").add_argument(
+        "turns", nargs="?", type=int, default=1, help="how many (1)"
+    )
+    pin = action("pin", "keep a session's blocks in a tier as long as possible")
+    pin.add_argument("--tier", choices=("device", "host", "disk"), default="host")
+    pin.add_argument("--ttl", type=float, metavar="SECONDS", help="how long (no end)")
+    pin.add_argument("--priority", type=int, default=50, help="0 to 100; higher leaves later (50)")
+    action("unpin", "take the pin off")
+    action("rm", "remove a session and what only it holds")
+
+
+def _add_stats(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("stats", help="metrics of the running engine")
+    parser.set_defaults(module="stats")
+    _add_endpoint(parser)
+    _add_json(parser)
+
+
+def _add_doctor(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="what hardware, what would fit, what is wrong",
+        description="Look at this machine, the model, the store and the socket, and say what is "
+        "wrong and what to do. Changes nothing. The exit code is 1 when something is wrong.",
+    )
+    parser.set_defaults(module="doctor")
+    parser.add_argument("model", nargs="?", help=f"model to size up ({DEFAULT_MODEL})")
+    _add_endpoint(parser)
+    _add_engine_flags(parser)
+    _add_json(parser)
+
+
+def _add_config(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("config", help="the effective configuration")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    show = actions.add_parser("show", help="every value and where it came from")
+    show.set_defaults(module="config_show", action="show", model=None)
+    _add_engine_flags(show)
+    _add_json(show)
+
+
+def _add_endpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--endpoint", help="socket, as ipc:///path (the user's default)")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument("--config", metavar="FILE", help="TOML file with the configuration")
+    group.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="any field")
+    group.add_argument("--store", metavar="DIR", help="directory of journal and blocks")
+    group.add_argument("--device-bytes", metavar="SIZE", help="KV memory on the device: 512MiB")
+    group.add_argument("--host-bytes", metavar="SIZE", help="cap of the host tier; 0 is off")
+    group.add_argument("--disk-bytes", metavar="SIZE", help="cap of the disk tier; 0 is off")
+    group.add_argument("--max-model-len", metavar="N", help="most positions of one sequence")
+    group.add_argument("--threads", metavar="N", help="compute threads on the CPU")
+    group.add_argument("--offline", action="store_true", help="never touch the network")
+    group.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), help="how much is logged"
+    )
