@@ -1,0 +1,137 @@
+"""Opening and growing LMDB environments safely; shared by the journal and the block index.
+
+Invariants: no writemap; a data file that LMDB could not read without crashing the process is moved
+aside before LMDB maps it; the map grows only while no transaction is open, which the callers ensure
+by using one environment from one thread at a time. Knows nothing of what is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import lmdb
+import lmdb.verify
+
+from sessionkv.errors import StoreUnavailable
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+# The structural check reads about 32 MB/s. Larger files get only the check of their size.
+VERIFY_LIMIT_BYTES = 64 * 1024**2
+_MAP_LIMIT_BYTES = 2**46
+_MAGIC = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
+
+
+def open_environment(
+    path: Path, *, max_dbs: int, map_bytes: int = 2**30, max_readers: int = 126
+) -> tuple[lmdb.Environment, Path | None]:
+    """Open the environment in folder ``path``, made (0700) if need be.
+
+    Args:
+        path: Folder of ``data.mdb``.
+        max_dbs: Named databases it will have.
+        map_bytes: First size of the map: address space, not disk; grown on demand.
+        max_readers: Reader slots of the lock file.
+
+    Returns:
+        The environment, and where a damaged one was moved to (None when there was none).
+
+    Raises:
+        StoreUnavailable: It cannot be opened for another reason than damage.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    data = path / "data.mdb"
+    known = data.stat().st_size if data.exists() else None
+
+    def opened() -> lmdb.Environment:
+        return lmdb.open(
+            str(path),
+            map_size=max(map_bytes, 2 * (known or 0)),
+            max_dbs=max_dbs,
+            max_readers=max_readers,
+            mode=0o600,
+        )
+
+    try:
+        moved = None
+        damage = None if known is None else _damage(data)
+        env = None if damage else opened()
+        if env is not None and known is not None and (damage := _shortage(env, known)):
+            env.close()
+        if env is None or damage:
+            moved = _quarantine(path, damage or "unreadable")
+            known = None
+            env = opened()
+        env.reader_check()  # frees the slots of readers that were killed
+    except (lmdb.Error, OSError) as error:
+        raise StoreUnavailable(f"the database {path} cannot be opened: {error}") from error
+    return env, moved
+
+
+def begin_read(env: lmdb.Environment) -> lmdb.Transaction:
+    """A read transaction; slots of dead readers are cleared when none is free."""
+    try:
+        return env.begin()
+    except lmdb.ReadersFullError:
+        env.reader_check()
+        return env.begin()
+
+
+def write(env: lmdb.Environment, work: Callable[[lmdb.Transaction], _T]) -> _T:
+    """Run ``work`` in one write transaction, durable on return; it must be repeatable.
+
+    A full map aborts the transaction, is doubled, and ``work`` runs again. What ``work`` raises
+    aborts the transaction and is passed on.
+
+    Raises:
+        lmdb.Error: The disk is full or failed; nothing was changed.
+    """
+    while True:
+        try:
+            with env.begin(write=True) as txn:
+                return work(txn)
+        except lmdb.MapFullError:
+            size = env.info()["map_size"]
+            if size >= _MAP_LIMIT_BYTES:
+                raise
+            # No transaction is open here: ours was aborted, and this thread has no other.
+            env.set_mapsize(2 * size)
+
+
+def _damage(data: Path) -> str | None:
+    """What is wrong with a data file, found without mapping it; None if nothing is known to be."""
+    size = data.stat().st_size
+    if size == 0:
+        return "the file is empty"
+    try:
+        if size > VERIFY_LIMIT_BYTES:
+            with data.open("rb") as file:
+                head = file.read(32)
+            return None if _MAGIC in head else "not an LMDB data file"
+        problems: list[str] = lmdb.verify.verify(str(data))  # type: ignore[no-untyped-call]
+    except lmdb.verify.VerifyError as error:
+        return str(error)
+    # Leaked pages cost room and nothing else.
+    return next((text for text in problems if "a leak" not in text), None)
+
+
+def _shortage(env: lmdb.Environment, size: int) -> str | None:
+    """Whether the file lacks pages that its newest root may name: touching one is a SIGBUS."""
+    expected = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    return f"it has {size} bytes of {expected}" if size < expected else None
+
+
+def _quarantine(path: Path, damage: str) -> Path:
+    """Move a damaged environment's folder aside and make an empty one."""
+    number = 1
+    while (moved := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    path.rename(moved)
+    path.mkdir(mode=0o700)
+    _log.warning("the database %s is damaged (%s); it was moved to %s", path, damage, moved)
+    return moved
