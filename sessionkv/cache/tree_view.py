@@ -1,0 +1,151 @@
+"""Questions to the tree of turns; none of them changes anything."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+from sessionkv.cache.retention import Retention
+from sessionkv.cache.tree_state import TreeState, is_unnamed
+from sessionkv.cache.turns import Node, SessionKeys, format_node_id, unpack_tokens
+from sessionkv.config import LimitsConfig
+from sessionkv.errors import NodeNotFound, SessionNotFound
+from sessionkv.types import BlockHash, HeadRecord, KeyRecord, NodeRecord
+
+
+class TreeView:
+    """The half of :class:`~sessionkv.cache.tree.TurnTree` that only looks. One thread.
+
+    Attributes:
+        retention: What the sessions still want of the cache; changed by the tree alone.
+    """
+
+    def __init__(self, limits: LimitsConfig, retention: Retention) -> None:
+        """Look at an empty tree."""
+        self.retention = retention
+        self._limits = limits
+        self._state = TreeState(retention)
+
+    def head(self, tenant: str, name: str) -> HeadRecord:
+        """The session.
+
+        Raises:
+            SessionNotFound: There is no such session.
+        """
+        head = self._state.heads.get((tenant, name))
+        if head is None:
+            raise SessionNotFound(f"there is no session named {name!r}")
+        return head
+
+    def find_key(self, tenant: str, key: str, *, now: float) -> KeyRecord | None:
+        """What is kept under an idempotency key, if it has not run out."""
+        found = self._state.keys.get((tenant, key))
+        return found if found and found.created_s + self._limits.idempotency_ttl_s > now else None
+
+    def list_heads(
+        self, tenant: str, *, prefix: str = "", after: str | None = None, limit: int = 1000
+    ) -> tuple[list[HeadRecord], str | None]:
+        """The tenant's sessions by name, and the ``after`` of the next page (None at the end).
+
+        Unnamed ones only where ``prefix`` begins with ``~``. O(log sessions + limit).
+        """
+        names = self._state.names(tenant, unnamed=is_unnamed(prefix))
+        first = bisect_left(names, prefix)
+        if after is not None:
+            first = max(first, bisect_right(names, after))
+        found: list[HeadRecord] = []
+        for i in range(first, len(names)):
+            if not names[i].startswith(prefix):
+                break
+            if len(found) == limit:
+                return found, found[-1].name
+            found.append(self._state.heads[tenant, names[i]])
+        return found, None
+
+    def record(self, node_id: int) -> NodeRecord:
+        """The node's record.
+
+        Raises:
+            NodeNotFound: There is no such node.
+        """
+        return self._node(node_id).record
+
+    def path(self, node_id: int) -> list[NodeRecord]:
+        """Records from the root to the node. O(turns)."""
+        return [node.record for node in self._path(node_id)]
+
+    def num_turns(self, node_id: int) -> int:
+        """Turns from the root to the node; the root is none."""
+        return self._node(node_id).depth
+
+    def num_tokens(self, node_id: int) -> int:
+        """Tokens of the log up to the node's end."""
+        return self._node(node_id).end
+
+    def tokens_of(self, node_id: int) -> list[int]:
+        """The log up to the node's end, as a new list. O(history), some nanoseconds a token."""
+        return unpack_tokens(b"".join(node.record.token_ids for node in self._path(node_id)))
+
+    def hashes_of(self, node_id: int) -> list[BlockHash]:
+        """Hashes of the log's full blocks so far as attached, as a new list. O(blocks)."""
+        hashes: list[BlockHash] = []
+        for node in self._path(node_id):
+            hashes += node.hashes or ()
+        return hashes
+
+    def keys_of(self, node_id: int) -> tuple[BlockHash, ...]:
+        """Block keys the node owns."""
+        return self._node(node_id).keys
+
+    def session_keys(self, tenant: str, name: str) -> SessionKeys:
+        """The session's keys, split into its own and those that others own as well. O(history).
+
+        Over all sessions the exclusive ones and each shared one once are all that is retained.
+
+        Raises:
+            SessionNotFound: There is no such session.
+        """
+        head = self.head(tenant, name)
+        exclusive: list[BlockHash] = []
+        shared: list[BlockHash] = []
+        # A node is this head's alone while one head and no other branch is below it.
+        heads, children = 1, 0
+        for node in self._state.nodes[head.node_id].up():
+            alone = node.heads == heads and node.children == children
+            for key in reversed(node.keys):
+                alone_too = alone and self.retention.owners(key) == 1
+                (exclusive if alone_too else shared).append(key)
+            heads, children = (0, 1) if alone else (-1, -1)
+        return SessionKeys(tuple(reversed(exclusive)), tuple(reversed(shared)))
+
+    def unattached(self) -> Iterator[int]:
+        """Nodes with a head whose hashes or tail are unknown; attach as they come."""
+        for head in tuple(self._state.heads.values()):
+            node = self._state.nodes.get(head.node_id)
+            if node is not None and (node.hashes is None or not node.tail_known):
+                yield head.node_id
+
+    @property
+    def num_sessions(self) -> int:
+        """Named heads of all tenants."""
+        return len(self._state.heads) - len(self._state.unnamed)
+
+    @property
+    def num_nodes(self) -> int:
+        """Live nodes."""
+        return len(self._state.nodes)
+
+    def _node(self, node_id: int) -> Node:
+        node = self._state.nodes.get(node_id)
+        if node is None:
+            raise no_node(node_id)
+        return node
+
+    def _path(self, node_id: int) -> list[Node]:
+        return list(self._node(node_id).up())[::-1]
+
+
+def no_node(node_id: int) -> NodeNotFound:
+    """The error for a node that is not there, or not where it was looked for."""
+    shown = format_node_id(node_id)
+    return NodeNotFound(f"there is no turn {shown} here", node=shown)

@@ -1,0 +1,206 @@
+"""Values of the tree of turns: nodes in memory, drafts of new ones, changes, and node ids.
+
+Tokens, blobs and digests are opaque here, and so are block keys: nothing in this file hashes,
+tokenises or reads a clock.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sessionkv.errors import InvalidRequest
+from sessionkv.types import BlockHash, HeadRecord, JournalOp, NodeRecord, Tier
+
+HeadId = tuple[str, str]
+"""Tenant and name of a session."""
+
+TOKEN_BYTES = 4
+UNNAMED_PREFIX = "~"
+_NODE_ID = re.compile(r"n-([1-9][0-9]{0,17})", re.ASCII)
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as unsigned 32-bit little-endian bytes, the form that records keep."""
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """The way back from :func:`pack_tokens`."""
+    token_ids = array("I", packed)
+    if sys.byteorder == "big":
+        token_ids.byteswap()
+    return token_ids.tolist()
+
+
+def format_node_id(node_id: int) -> str:
+    """External form of a node id: ``n-42``."""
+    return f"n-{node_id}"
+
+
+def parse_node_id(text: str) -> int:
+    """The way back from :func:`format_node_id`.
+
+    Raises:
+        InvalidRequest: The text is not a node id.
+    """
+    found = _NODE_ID.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise InvalidRequest("node", text, "a node id such as n-42")
+    return int(found[1])
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """A node to be added; the tree gives it its id, parent and time.
+
+    Attributes:
+        kind: ``"chat"`` or ``"raw"``; ``"root"`` for the root of a session.
+        token_ids: Delta ids, incoming ones first, then the reply.
+        hashes: Full-block hashes of the whole log from position 0 to this node's end, as the chain
+            has them (any past the end are ignored); only the node's own part is copied. None where
+            they are not known: its blocks are then not retained until they are attached.
+        tail_key: Partial key of the unfilled block whose KV was written for this node's end, or
+            None where there is none.
+
+    The other fields are those of :class:`~sessionkv.types.records.NodeRecord`.
+    """
+
+    kind: str
+    token_ids: Sequence[int]
+    num_incoming_tokens: int
+    hashes: Sequence[BlockHash] | None
+    tail_key: BlockHash | None = None
+    num_messages: int = 0
+    incoming_blob: bytes = b""
+    reply_blob: bytes = b""
+    finish_reason: str = ""
+    closed: bool = False
+    sampling_blob: bytes = b""
+    tokenizer_digest: str = ""
+    template_digest: str = ""
+    num_unwritten_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a client said when it opened a session; None is: not said.
+
+    Attributes:
+        system: Opaque bytes that stand for the system prompt; best a digest.
+        tools: Opaque bytes that stand for the tools; best a digest.
+        history: ``"keep"`` or ``"follow"``; ``"keep"`` when a new session does not say.
+    """
+
+    system: bytes | None = None
+    tools: bytes | None = None
+    history: str | None = None
+
+    def to_blob(self) -> bytes:
+        """System after its length (4 bytes), then tools; kept as the root's ``sampling_blob``."""
+        system = self.system or b""
+        return len(system).to_bytes(4, "little") + system + (self.tools or b"")
+
+    def differs_from(self, blob: bytes, history: str) -> str | None:
+        """Name of the first thing said here that is not as in ``blob`` and ``history``."""
+        end = 4 + int.from_bytes(blob[:4], "little")
+        if self.system is not None and self.system != blob[4:end]:
+            return "system"
+        if self.tools is not None and self.tools != blob[end:]:
+            return "tools"
+        return "history" if self.history not in (None, history) else None
+
+
+class Node:
+    """One turn in memory: the record and what follows from its place in the tree.
+
+    Attributes:
+        start: Position of its first token in the log.
+        end: Position after its last token.
+        depth: Turns from the root to here; 0 for a root.
+        tenant: Whose it is.
+        hashes: Hashes of the full blocks that end within it, None until attached.
+        tail: Partial key at its end, None when unknown or none.
+        tail_known: Whether ``tail`` was ever given.
+        heads: Heads on it.
+        children: Nodes whose parent it is.
+        pins: For each tier, how many pinned heads reach it.
+    """
+
+    __slots__ = (
+        "children", "depth", "end", "hashes", "heads", "parent", "pins", "record", "start", "tail",
+        "tail_known", "tenant",
+    )  # fmt: skip
+
+    def __init__(self, record: NodeRecord, parent: Node | None, tenant: str) -> None:
+        """Place the record under ``parent``; counts start at 0 and hashes unknown."""
+        self.record = record
+        self.parent = parent
+        self.tenant = tenant
+        self.start: int = 0 if parent is None else parent.end
+        self.end: int = self.start + len(record.token_ids) // TOKEN_BYTES
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.hashes: tuple[BlockHash, ...] | None = None
+        self.tail: BlockHash | None = None
+        self.tail_known = False
+        self.heads = 0
+        self.children = 0
+        self.pins: dict[Tier, int] = {}
+
+    @property
+    def keys(self) -> tuple[BlockHash, ...]:
+        """Block keys it owns: its full blocks, and its tail while a head is on it.
+
+        Once a child continues the log, the child's blocks hold the tail's tokens too.
+        """
+        hashes = self.hashes or ()
+        return (*hashes, self.tail) if self.heads and self.tail is not None else hashes
+
+    def up(self) -> Iterator[Node]:
+        """This node, its parent, and so on to the root."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one operation did: already true in memory, to be committed as one transaction.
+
+    Attributes:
+        ops: The transaction; empty when there is nothing to write.
+        head: The head concerned as it now is; None when it was deleted or none is concerned.
+        node_id: The node that was added, None if none was.
+        freed_node_ids: Nodes that nothing reaches any more, children before parents.
+        freed_keys: Block keys that no node owns any more; to be dropped in every tier, at once or
+            when their last lease ends.
+        serial: For :meth:`TurnTree.revert`: changes are taken back last first.
+        previous: Serial of the change before.
+        undo: Inverse of ``ops``, in the order to apply.
+        nodes: Nodes that ``ops`` or ``undo`` put or delete, with their derived data.
+    """
+
+    ops: tuple[JournalOp, ...]
+    head: HeadRecord | None
+    node_id: int | None
+    freed_node_ids: tuple[int, ...]
+    freed_keys: tuple[BlockHash, ...]
+    serial: int
+    previous: int
+    undo: tuple[JournalOp, ...] = field(repr=False)
+    nodes: Mapping[int, Node] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKeys:
+    """Block keys of one session's log, root first: its own, and those it shares with others."""
+
+    exclusive: tuple[BlockHash, ...]
+    shared: tuple[BlockHash, ...]
