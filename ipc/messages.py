@@ -42,13 +42,21 @@ class Hello(Request):
 
 @dataclass(frozen=True, slots=True)
 class Ping(Request):
-    """Heartbeat, every second; also says how many event messages were consumed in all.
+    """Heartbeat; also says how many :class:`Delta` messages this connection consumed in all.
 
-    Reply: :class:`Result` with ``None``.
+    Sent every second, and sooner when many were consumed. Reply: :class:`Result` with ``None``; to
+    a connection that the engine does not know, :class:`Failure` ``connection_lost``.
     """
 
     TYPE: ClassVar[str] = "ping"
     consumed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Request):
+    """Last message of a connection: what it has open ends as when it is lost. No reply."""
+
+    TYPE: ClassVar[str] = "bye"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,11 @@ class Turn(Request):
 
     Replies: :class:`Delta` (when ``stream``), maybe :class:`Restarted`, then :class:`Done` or
     :class:`Failure`, exactly one.
+
+    ``attempt`` is for keyed turns sent again after a lost connection: the attempt whose deltas the
+    client has, 0 for none. The same attempt still running (or kept) is sent again from offset 0;
+    another one starts with ``attempt`` + 1, after a :class:`Restarted` when ``attempt`` is not 0.
+    It is no part of the request's digest.
     """
 
     TYPE: ClassVar[str] = "turn"
@@ -81,6 +94,7 @@ class Turn(Request):
     idempotency_key: str | None = None
     deadline_s: float | None = None
     priority: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,7 @@ class Generate(Request):
     idempotency_key: str | None = None
     deadline_s: float | None = None
     priority: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +289,7 @@ class Failure(Reply):
 REQUESTS: Mapping[str, type[Request]] = {
     cls.TYPE: cls
     for cls in (
-        Hello, Ping, Open, Turn, Generate, Cancel, Fork, Rewind, Pin, Unpin, Info, Close, List,
+        Hello, Ping, Bye, Open, Turn, Generate, Cancel, Fork, Rewind, Pin, Unpin, Info, Close, List,
         Flush, Stats,
     )
 }  # fmt: skip

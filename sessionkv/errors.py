@@ -80,9 +80,14 @@ class SessionKVError(Exception):
 
 
 class RequestError(SessionKVError):
-    """The request is at fault; nothing was changed."""
+    """The request is at fault; nothing was changed.
+
+    Attributes:
+        request_id: Id of the wire request at fault, -1 where it is not known.
+    """
 
     code = "request"
+    request_id: int = -1
 
 
 class InvalidRequest(RequestError):

@@ -1,0 +1,238 @@
+"""Messages to msgpack maps and back; the only place that reads bytes from a socket.
+
+One frame, one map: ``{"v": 1, "t": type, "id": id, ...fields}``. Whatever bytes arrive, decoding a
+request returns a checked :class:`~sessionkv.ipc.messages.Request` or raises a ``RequestError``;
+extension types are refused and nothing is ever executed. Fields that are None are left out.
+
+Token lists: requests may carry an array of integers or a binary of unsigned 32-bit little-endian
+integers, and :func:`encode_request` writes the latter; replies carry arrays, which take 1 to 5
+bytes an id and need no second decoding.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+import msgpack
+
+from sessionkv.config import LimitsConfig
+from sessionkv.errors import InvalidRequest, ProtocolViolation
+from sessionkv.ipc import messages as m
+from sessionkv.ipc.limits import MAX_ARRAY, MAX_ID, MAX_ITEMS, MAX_MAP
+from sessionkv.ipc.validate import build_request, check_request
+from sessionkv.types import SamplingParams
+
+_UNPACK_ERRORS = (
+    ValueError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    msgpack.UnpackException,
+)
+_PACK_ERRORS = (ValueError, TypeError, OverflowError, struct.error)
+_MESSAGES: tuple[type[Any], ...] = (*m.REQUESTS.values(), *m.REPLIES.values())
+_FIELDS: Mapping[type, tuple[str, ...]] = {
+    cls: tuple(item.name for item in fields(cls)) for cls in _MESSAGES
+}
+_KNOWN = {cls: frozenset(names) for cls, names in _FIELDS.items()}
+_SAMPLING_DEFAULTS = {
+    item.name: item.default if item.default is not MISSING else {}
+    for item in fields(SamplingParams)
+}
+
+
+def decode_request(frames: Sequence[bytes], limits: LimitsConfig) -> m.Request:
+    """Read one request, checking every limit and every field.
+
+    Args:
+        frames: What came after the connection's identity: exactly one frame.
+        limits: The engine's bounds.
+
+    Raises:
+        RequestError: With ``request_id`` set where the frame still shows it.
+    """
+    if len(frames) != 1:
+        raise ProtocolViolation(f"a message has exactly one frame, this one {len(frames)}")
+    frame = frames[0]
+    if len(frame) > limits.frame_bytes:
+        raise ProtocolViolation(
+            f"the frame has {len(frame)} bytes; allowed: {limits.frame_bytes}",
+            frame_bytes=len(frame),
+            allowed_bytes=limits.frame_bytes,
+        )
+    values = _unpack_map(frame)
+    request_id = values.get("id")
+    if type(request_id) is not int or not 0 <= request_id <= MAX_ID:
+        request_id = -1
+    try:
+        _check_depth(values, limits.depth)
+        cls = _request_class(values)
+    except ProtocolViolation as error:
+        error.request_id = request_id
+        raise
+    return build_request(cls, values, limits)
+
+
+def _request_class(values: Mapping[Any, Any]) -> type[m.Request]:
+    version, kind = values.get("v"), values.get("t")
+    if type(version) is not int or version != m.PROTOCOL_VERSION:
+        raise ProtocolViolation(
+            f"protocol version {version!r:.20} is not spoken here; supported: {m.PROTOCOL_VERSION}",
+            supported=[m.PROTOCOL_VERSION],
+        )
+    cls = m.REQUESTS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ProtocolViolation(
+            f"message type {ascii(kind)[:60]} is not known; known: {', '.join(sorted(m.REQUESTS))}"
+        )
+    return cls
+
+
+def encode_request(request: m.Request, limits: LimitsConfig) -> bytes:
+    """One request as a frame.
+
+    Raises:
+        InvalidRequest: A value cannot be sent: lone surrogates, other objects than plain data, or
+            a frame over the limit. Named like the engine would name it.
+    """
+    values = _to_map(request)
+    try:
+        sampling = values.get("sampling")
+        if sampling is not None:
+            values["sampling"] = _sampling_map(sampling)
+        tokens = values.get("tokens")
+        if tokens and not isinstance(tokens, bytes):
+            values["tokens"] = struct.pack(f"<{len(tokens)}I", *tokens)
+        frame: bytes = msgpack.packb(values)
+    except _PACK_ERRORS as error:
+        check_request(request, limits)  # finds the field and says what is allowed
+        raise InvalidRequest(request.TYPE, str(error), "plain values") from None
+    if len(frame) > limits.frame_bytes:
+        raise InvalidRequest(
+            request.TYPE, f"{len(frame)} bytes long", f"at most {limits.frame_bytes} bytes"
+        )
+    return frame
+
+
+def encode_reply(reply: m.Reply) -> bytes:
+    """One reply as a frame."""
+    frame: bytes = msgpack.packb(_to_map(reply))
+    return frame
+
+
+def decode_reply(frames: Sequence[bytes]) -> m.Reply:
+    """Read one reply of an engine; unknown fields are ignored.
+
+    Raises:
+        ProtocolViolation: It is not a reply this version knows.
+    """
+    if len(frames) != 1:
+        raise ProtocolViolation(f"a message has exactly one frame, this one {len(frames)}")
+    try:
+        values = msgpack.unpackb(frames[0], strict_map_key=False, ext_hook=_refuse_ext)
+    except _UNPACK_ERRORS as error:
+        raise ProtocolViolation(f"the reply cannot be read: {error}") from None
+    if not isinstance(values, dict) or values.get("v") != m.PROTOCOL_VERSION:
+        raise ProtocolViolation("the reply is not of this protocol version")
+    kind = values.get("t")
+    cls = m.REPLIES.get(kind) if isinstance(kind, str) else None
+    if cls is None or type(values.get("id")) is not int:
+        raise ProtocolViolation(f"the reply's type {ascii(kind)[:60]} is not known")
+    known = _KNOWN[cls]
+    return cls(**{name: item for name, item in values.items() if name in known})
+
+
+def _to_map(message: m.Request | m.Reply) -> dict[str, Any]:
+    values: dict[str, Any] = {"v": m.PROTOCOL_VERSION, "t": message.TYPE}
+    for name in _FIELDS[type(message)]:
+        value = getattr(message, name)
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def _sampling_map(sampling: SamplingParams) -> dict[str, Any]:
+    """What differs from the defaults."""
+    return {
+        name: dict(value) if name == "logit_bias" else value
+        for name, default in _SAMPLING_DEFAULTS.items()
+        if (value := getattr(sampling, name)) != default
+    }
+
+
+def _unpack_map(frame: bytes) -> dict[Any, Any]:
+    on_list, on_map = _budget()
+    try:
+        values = msgpack.unpackb(
+            frame,
+            strict_map_key=False,  # the keys are checked in on_map: logit_bias may use integers
+            list_hook=on_list,
+            object_pairs_hook=on_map,
+            ext_hook=_refuse_ext,
+            max_array_len=MAX_ARRAY,
+            max_map_len=MAX_MAP,
+            max_ext_len=0,
+        )
+    except _UNPACK_ERRORS as error:
+        reason = str(error) or type(error).__name__
+        raise ProtocolViolation(f"the frame is not one msgpack map: {reason:.200}") from None
+    if not isinstance(values, dict):
+        raise ProtocolViolation(
+            f"the frame is not one msgpack map: it holds {type(values).__name__}"
+        )
+    return values
+
+
+def _budget() -> tuple[
+    Callable[[list[Any]], list[Any]], Callable[[Iterable[tuple[Any, Any]]], dict[Any, Any]]
+]:
+    """Hooks for one frame that bound how much its bytes may grow to when decoded.
+
+    A container costs one and its entries one each. Keys are strings or integers, each once;
+    integers hash to themselves, so the bound on a map's entries also bounds collisions.
+    """
+    left = MAX_ITEMS
+
+    def spend(count: int) -> None:
+        nonlocal left
+        left -= 1 + count
+        if left < 0:
+            raise ValueError(f"more than {MAX_ITEMS} values (send long token lists as binary)")
+
+    def on_list(items: list[Any]) -> list[Any]:
+        spend(len(items))
+        return items
+
+    def on_map(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        pairs = list(pairs)
+        spend(2 * len(pairs))
+        for key, _ in pairs:
+            if type(key) is not str and type(key) is not int:
+                raise ValueError(f"a map key is {type(key).__name__}, not a string")
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            raise ValueError("a map has a key twice")
+        return values
+
+    return on_list, on_map
+
+
+def _refuse_ext(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not allowed")
+
+
+def _check_depth(values: dict[Any, Any], depth: int) -> None:
+    """Bound the nesting of the whole frame, unknown fields included, before anything reads it."""
+    level: list[Any] = [values]
+    for _ in range(depth):
+        below: list[Any] = []
+        for item in level:
+            children = item.values() if type(item) is dict else item
+            below += [child for child in children if type(child) is dict or type(child) is list]
+        if not below:
+            return
+        level = below
+    raise ProtocolViolation(f"the frame is nested deeper than {depth} levels")

@@ -1,0 +1,158 @@
+"""The engine's end of the wire: one ROUTER socket, owned by one thread.
+
+Moves frames and knows connections by opaque ids; what the frames say, who is alive and who reads
+too slowly is the front's to judge. Apart from :meth:`RouterServer.wake` everything is called from
+the thread that made the server.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from contextlib import suppress
+from types import TracebackType
+
+import zmq
+
+from sessionkv.config import LimitsConfig
+from sessionkv.errors import ConfigError, ConnectionLost
+from sessionkv.ipc.endpoint import EndpointLock, prepare_folder, socket_path
+from sessionkv.ipc.limits import TRANSPORT_FACTOR
+from sessionkv.ipc.waker import Waker
+
+LINGER_MS = 1000
+"""How long the last replies may take to leave after :meth:`RouterServer.close`."""
+_BACKLOG = 256
+
+
+class RouterServer:
+    """Serves one endpoint, alone: a second one on the same path is refused.
+
+    Attributes:
+        endpoint: Where it listens.
+    """
+
+    def __init__(
+        self, endpoint: str, limits: LimitsConfig, *, send_hwm: int = 4096, receive_hwm: int = 128
+    ) -> None:
+        """Lock the endpoint and listen.
+
+        Args:
+            endpoint: ``ipc://`` and an absolute path.
+            limits: Of these ``frame_bytes``; bigger frames come through to be answered, much bigger
+                ones cut their connection.
+            send_hwm: Frames that may wait for one connection before :meth:`send` returns False.
+            receive_hwm: Frames of one connection that may wait here; more wait with the client.
+
+        Raises:
+            EngineRunning: Another engine serves the endpoint; with its pid.
+            ConfigError: The endpoint cannot be used.
+        """
+        self.endpoint = endpoint
+        self._path = socket_path(endpoint)
+        prepare_folder(self._path)
+        self._lock = EndpointLock(self._path)
+        try:
+            listener = self._listen()
+        except OSError as error:
+            self._lock.release()
+            raise ConfigError("endpoint", endpoint, f"a path to listen at ({error})") from None
+        self._waker = Waker()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = LINGER_MS  # before bind: nothing may ever wait for ever
+        self._socket.sndhwm = send_hwm
+        self._socket.rcvhwm = receive_hwm
+        self._socket.setsockopt(zmq.MAXMSGSIZE, limits.frame_bytes * TRANSPORT_FACTOR)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.USE_FD, listener.detach())  # the socket closes it
+        self._socket.bind(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._waker.fd, zmq.POLLIN)
+
+    def _listen(self) -> socket.socket:
+        """Bind by ourselves: the mode is set before the first client can connect.
+
+        A socket file that is already there is nobody's, since we hold the lock.
+        """
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+            listener.bind(os.fspath(self._path))
+            self._path.chmod(0o600)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def poll(self, timeout_s: float, *, max_messages: int = 256) -> list[tuple[bytes, list[bytes]]]:
+        """Wait for messages, a :meth:`wake` or the timeout, whichever is first.
+
+        Returns:
+            Connection id and frames of each message, in order of arrival per connection; empty
+            after a timeout or a wake. At most ``max_messages``, so that senders get their turn.
+        """
+        ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
+        if self._waker.fd in ready:
+            self._waker.clear()
+        messages: list[tuple[bytes, list[bytes]]] = []
+        if self._socket in ready:
+            with suppress(zmq.Again):
+                while len(messages) < max_messages:
+                    conn_id, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                    messages.append((conn_id, frames))
+        return messages
+
+    def send(self, conn_id: bytes, frame: bytes) -> bool:
+        """Hand one frame to the transport; never blocks.
+
+        Returns:
+            False when the connection's queue is full: the caller keeps the frame.
+
+        Raises:
+            ConnectionLost: The peer is gone.
+        """
+        try:
+            self._socket.send_multipart((conn_id, frame), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise ConnectionLost("the client is gone") from None
+        return True
+
+    def wake(self) -> None:
+        """Make :meth:`poll` return soon. Any thread."""
+        self._waker.wake()
+
+    def close(self) -> None:
+        """Stop listening, send what waits for at most ``LINGER_MS``, free the endpoint.
+
+        A second call does nothing.
+        """
+        if self._socket.closed:
+            return
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+        self._socket.close()
+        self._context.term()
+        self._waker.close()
+        self._lock.release()
+
+    def __enter__(self) -> RouterServer:
+        """The server itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
