@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sessionkv.actor.engine import Engine
-    from sessionkv.client import AsyncClient, Client, EngineProcess, launch
+    from sessionkv.client import AsyncClient, Client
+    from sessionkv.client.launch import EngineProcess, launch
     from sessionkv.config import CacheConfig, EngineConfig, LimitsConfig, SchedulerConfig
     from sessionkv.errors import SessionKVError
     from sessionkv.types import CacheReport, FinishReason, MissReason, SamplingParams, Tier, Usage
@@ -25,7 +26,7 @@ _HOMES = {
     "Client": "sessionkv.client",
     "Engine": "sessionkv.actor.engine",
     "EngineConfig": "sessionkv.config",
-    "EngineProcess": "sessionkv.client",
+    "EngineProcess": "sessionkv.client.launch",
     "FinishReason": "sessionkv.types",
     "LimitsConfig": "sessionkv.config",
     "MissReason": "sessionkv.types",
@@ -34,7 +35,7 @@ _HOMES = {
     "SessionKVError": "sessionkv.errors",
     "Tier": "sessionkv.types",
     "Usage": "sessionkv.types",
-    "launch": "sessionkv.client",
+    "launch": "sessionkv.client.launch",
 }
 
 __all__ = [

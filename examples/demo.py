@@ -1,0 +1,191 @@
+"""The whole thing in two minutes: talk, fork, pressure, kill -9, restart, go on.
+
+    make demo
+    python examples/demo.py [--model MODEL]
+
+The cache is made small on purpose, so that a handful of conversations fills device and host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from rich.table import Table
+from rich.text import Text
+
+from sessionkv import CacheConfig, CacheReport, Client, EngineConfig, EngineProcess, SamplingParams
+from sessionkv import launch as launch_engine
+from sessionkv.client import Session
+
+SYSTEM = "You are a friendly guide to a small harbour town. Answer in one or two short sentences."
+OPENING = (
+    "What is the town called, and what is it known for?",
+    "Where should I eat?",
+    "What can I do there when it rains?",
+)
+OTHERS = (
+    "a baker",
+    "a pilot",
+    "a gardener",
+    "a diver",
+    "a smith",
+    "a weaver",
+    "a judge",
+    "a clown",
+)
+REPLY_TOKENS = 32
+CACHE = CacheConfig(device_blocks=48, host_bytes=16 * 2**20)  # 48 * 16 tokens, and half as many
+MAX_MODEL_LEN = 768
+CONSOLE = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the summary."""
+
+    stage: str
+    session: str
+    cache: CacheReport
+
+
+class Demo:
+    """Holds what every act needs: the engine's settings, where it keeps things, the summary."""
+
+    def __init__(self, model: str, store: str, *, cache: CacheConfig = CACHE) -> None:
+        self.model = model
+        self.store = store
+        self.config = EngineConfig(max_model_len=MAX_MODEL_LEN, cache=cache)
+        self.lines: list[Line] = []
+        self.sampling = SamplingParams(temperature=0.0, max_tokens=REPLY_TOKENS)
+
+    def start(self) -> EngineProcess:
+        """Start the engine on the demo's store, with a bar for whatever takes time."""
+        start = time.perf_counter()
+        with Progress(console=CONSOLE, transient=True) as progress:
+            bars: dict[str, TaskID] = {}
+
+            def show(event: Mapping[str, Any]) -> None:
+                stage = str(event["stage"])
+                if stage not in bars:
+                    bars[stage] = progress.add_task(stage, total=None)
+                progress.update(bars[stage], completed=event["done"], total=event["total"])
+
+            engine = launch_engine(
+                self.model, store=self.store, config=self.config, on_progress=show
+            )
+        seconds = time.perf_counter() - start
+        CONSOLE.print(f"engine {engine.pid} is ready after {seconds:.1f} s", style="dim")
+        return engine
+
+    def turn(self, session: Session, text: str, *, stage: str) -> None:
+        """One turn, its reply as it comes, and where its prompt came from."""
+        CONSOLE.print(Text.assemble((f"\n{session.name}", "bold cyan"), (f"  {text}", "bold")))
+        stream = session.stream(text, sampling=self.sampling)
+        for event in stream:
+            CONSOLE.print(Text(event.text), end="")
+        cache = stream.result.cache
+        CONSOLE.print(Text("\n" + report(cache), "dim"))
+        self.lines.append(Line(stage, session.name, cache))
+
+
+def report(cache: CacheReport) -> str:
+    """One turn's figures on a line."""
+    miss = cache.miss.reason.value
+    return (
+        f"  prompt {cache.prompt_tokens} = {cache.device_tokens} device + {cache.host_tokens} host"
+        f" + {cache.disk_tokens} disk + {cache.computed_tokens} computed"
+        f" | TTFT {cache.ttft_ms:.0f} ms | {cache.decode_tokens_per_s:.1f} tokens/s | miss: {miss}"
+    )
+
+
+def heading(text: str) -> None:
+    """Name the act that begins."""
+    CONSOLE.print()
+    CONSOLE.rule(Text(text, "bold"), align="left")
+
+
+def first_life(demo: Demo, engine: EngineProcess) -> None:
+    """Talk, fork, then more conversations than fit; at the end everything is flushed to disk."""
+    client = engine.client()
+    heading("1. A conversation: every turn sends only what is new")
+    guide = client.open("guide", system=SYSTEM)
+    for text in OPENING:
+        demo.turn(guide, text, stage="talk")
+
+    heading("2. A fork: the same past under another name, no KV copied")
+    branch = guide.fork("guide-b")
+    demo.turn(branch, "And what if it snows?", stage="fork")
+
+    heading(f"3. Pressure: {len(OTHERS)} more conversations in {CACHE.device_blocks} device blocks")
+    for number, who in enumerate(OTHERS, start=1):
+        other = client.open(f"guest-{number}", system=f"You are {who} in a small harbour town.")
+        demo.turn(other, "Describe your day from morning to night.", stage="pressure")
+        demo.turn(other, "And what do you dream of?", stage="pressure")
+
+    heading("4. The first conversation again: its blocks come back from the tiers below")
+    demo.turn(guide, "Is there a museum?", stage="back")
+    show_tiers(client)
+    client.flush()
+
+
+def second_life(demo: Demo, engine: EngineProcess) -> None:
+    """A new engine over the same store goes on where the old one was killed."""
+    heading("6. The same conversation, on a new engine: its past is read from disk")
+    guide = engine.client().open("guide")
+    demo.turn(guide, "Thank you. What was the first thing I asked you?", stage="restart")
+    demo.turn(guide, "And the second?", stage="restart")
+
+
+def show_tiers(client: Client) -> None:
+    """How full each tier is now."""
+    for name in ("guide", "guest-1"):
+        info = client.info(name)
+        CONSOLE.print(Text(f"  {name}: {info}", "dim"))
+
+
+def summary(lines: list[Line]) -> Table:
+    """All turns, one row each."""
+    table = Table(title="Where each prompt came from (tokens)", title_justify="left")
+    for column in ("act", "session"):
+        table.add_column(column)
+    for column in ("prompt", "device", "host", "disk", "computed", "TTFT ms", "tokens/s"):
+        table.add_column(column, justify="right")
+    table.add_column("miss")
+    for line in lines:
+        cache = line.cache
+        counts = (
+            cache.prompt_tokens, cache.device_tokens, cache.host_tokens, cache.disk_tokens,
+            cache.computed_tokens,
+        )  # fmt: skip
+        rates = (f"{cache.ttft_ms:.0f}", f"{cache.decode_tokens_per_s:.1f}")
+        table.add_row(line.stage, line.session, *map(str, counts), *rates, cache.miss.reason.value)
+    return table
+
+
+def main() -> None:
+    """Run all acts on a store that is removed at the end."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sessionkv-demo-") as store:
+        demo = Demo(args.model, store)
+        with demo.start() as engine:
+            first_life(demo, engine)
+            heading("5. kill -9")
+            engine.kill()
+            CONSOLE.print(f"engine {engine.pid} is dead; starting another on its store")
+        with demo.start() as engine:
+            second_life(demo, engine)
+    CONSOLE.print()
+    CONSOLE.print(summary(demo.lines))
+
+
+if __name__ == "__main__":
+    main()

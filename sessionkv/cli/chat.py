@@ -1,0 +1,158 @@
+"""``sessionkv chat``: a conversation in the terminal, by name, so that it can be gone on with.
+
+Replies go to standard output as they come; the cache line and remarks go to standard error when
+standard output is not a terminal, so that ``sessionkv chat < questions > answers`` is clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from sessionkv.cli import output
+from sessionkv.cli.chat_commands import HELP, ChatQuit, Commands
+from sessionkv.cli.connect import connect
+from sessionkv.cli.settings import config_from
+from sessionkv.config import user_cache_dir
+from sessionkv.errors import ConnectionLost, RequestError, TurnError
+from sessionkv.types import SamplingParams
+
+if TYPE_CHECKING:
+    from sessionkv.client import Client, Stream
+
+HISTORY_LINES = 1000
+
+
+def run(args: argparse.Namespace) -> int:
+    """Chat until end of input, ``/quit`` or Ctrl-C at an empty prompt."""
+    sampling = SamplingParams(
+        temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed
+    )
+    with ExitStack() as stack:
+        client = _client(args, stack)
+        chat = Chat(client, sampling)
+        chat.commands.switch(args.session, system=args.system)
+        chat.loop()
+    return 0
+
+
+def _client(args: argparse.Namespace, stack: ExitStack) -> Client:
+    """The running engine's client, else one of a private engine on the same store."""
+    remarks = output.stderr()
+    if args.model is None:
+        try:
+            return stack.enter_context(connect(args))
+        except ConnectionLost:
+            if args.endpoint:
+                raise
+    from sessionkv.cli.progress import StartProgress
+    from sessionkv.client.launch import launch
+
+    config = config_from(args)
+    remarks.print(f"starting a private engine with {config.model}", style="dim")
+    with StartProgress() as progress:
+        engine = launch(config=config, on_progress=progress.update)
+    stack.enter_context(engine)
+    return engine.client()
+
+
+class Chat:
+    """Reads lines, sends turns, shows replies. One session at a time, held by ``commands``."""
+
+    def __init__(self, client: Client, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+        self._out = output.stdout()
+        self._remarks = self._out if self._out.is_terminal else output.stderr()
+        self.commands = Commands(client, self._remarks)
+
+    def loop(self) -> None:
+        """Answer line after line. Errors of one line are shown, and the next one is read."""
+        interactive = sys.stdin.isatty() and self._out.is_terminal
+        lines = self._typed_lines() if interactive else iter(sys.stdin)
+        if interactive:
+            self._remarks.print(HELP, style="dim")
+        for line in lines:
+            text = line.strip()
+            if not text:
+                continue
+            try:
+                if text.startswith("/"):
+                    self.commands.run(text)
+                else:
+                    self._turn(text)
+            except ChatQuit:
+                return
+            except (RequestError, TurnError) as error:
+                self._remarks.print(f"{error.code}: {error.message}", style="red", markup=False)
+
+    def _typed_lines(self) -> Iterator[str]:
+        """Lines from the terminal, with history and editing; ends at Ctrl-D or Ctrl-C."""
+        with _line_editing():
+            while True:
+                try:
+                    yield input(f"{output.one_line(self.commands.session.name)}> ")
+                except (EOFError, KeyboardInterrupt):
+                    self._out.print()
+                    return
+
+    def _turn(self, text: str) -> None:
+        stream = self.commands.session.stream(text, sampling=self._sampling)
+        with _interrupt_cancels(stream):
+            for event in stream:
+                self._out.print(event.text, end="", markup=False)
+        reply = stream.result
+        self._out.print()
+        if reply.finish_reason == "cancelled":
+            self._remarks.print("(stopped; the conversation keeps what you saw)", style="dim")
+        self._remarks.print(output.cache_line(reply.cache), style="dim", markup=False)
+
+
+@contextmanager
+def _interrupt_cancels(stream: Stream) -> Iterator[None]:
+    """Ctrl-C ends the reply where it is; a second one ends the chat.
+
+    The request to cancel is sent from another thread: a signal handler runs between two steps of
+    whatever the client is doing, and must not enter it again.
+    """
+    pressed = threading.Event()
+
+    def handler(_signal: int, _frame: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+        threading.Thread(target=stream.cancel, kwargs={"keep": True}, daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _line_editing() -> Iterator[None]:
+    """Arrow keys and history over sessions, where this Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    path = user_cache_dir() / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            readline.read_history_file(path)
+        yield
+    finally:
+        readline.set_history_length(HISTORY_LINES)
+        try:
+            readline.write_history_file(path)
+            path.chmod(0o600)
+        except OSError:
+            output.stderr().print("the chat's history could not be kept", style="dim")

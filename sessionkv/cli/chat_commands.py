@@ -1,0 +1,106 @@
+"""The chat's slash commands, and the session they and the turns go to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from sessionkv.cli import output
+from sessionkv.cli.sessions import print_info, sessions_table
+from sessionkv.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from sessionkv.client import Client, Session
+
+HELP = """\
+/info            this session: turns, tokens, bytes in each tier
+/fork NAME       go on under another name; this conversation stays as it is
+/rewind [N]      take the last N turns back (1)
+/pin [TIER]      keep its KV in device, host or disk as long as possible (host)
+/unpin           take the pin off
+/sessions        list sessions
+/switch NAME     open or resume another session
+/help, /quit     this list; the end (also Ctrl-D). Ctrl-C stops a reply"""
+
+
+class ChatQuit(Exception):
+    """The user has had enough."""
+
+
+class Commands:
+    """Runs one command at a time on the current session."""
+
+    def __init__(self, client: Client, console: Console) -> None:
+        self._client = client
+        self._console = console
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The session that turns go to.
+
+        Raises:
+            InvalidRequest: None was opened yet.
+        """
+        if self._session is None:
+            raise InvalidRequest("session", None, "an open session")
+        return self._session
+
+    def switch(self, name: str, *, system: str | None = None) -> None:
+        """Open or resume a session and make it the current one."""
+        self._session = self._client.open(name, system=system)
+        turns = self._session.info().get("turns", 0)
+        if turns:
+            self._say(f"resumed {output.one_line(name)} after {turns} turns")
+
+    def run(self, line: str) -> None:
+        """Carry out ``/command argument``.
+
+        Raises:
+            ChatQuit: On ``/quit``.
+            SessionKVError: As the engine answers.
+        """
+        command, _, argument = line[1:].partition(" ")
+        argument = argument.strip()
+        match command:
+            case "help":
+                self._say(HELP)
+            case "quit" | "exit" | "q":
+                raise ChatQuit
+            case "info":
+                print_info(self._console, self.session.info())
+            case "fork":
+                self._session = self.session.fork(_required(argument, "/fork NAME"))
+                self._say(f"now in {output.one_line(argument)}")
+            case "rewind":
+                self.session.rewind(turns=_count(argument))
+                self._say(f"{self.session.info().get('turns', 0)} turns left")
+            case "pin":
+                self.session.pin(tier=argument or "host")
+                self._say(f"pinned to {argument or 'host'}")
+            case "unpin":
+                self.session.unpin()
+                self._say("no longer pinned")
+            case "sessions":
+                self._console.print(sessions_table(self._client.sessions()))
+            case "switch":
+                self.switch(_required(argument, "/switch NAME"))
+            case _:
+                self._say(f"no command /{output.one_line(command)}; /help lists them")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False)
+
+
+def _required(argument: str, usage: str) -> str:
+    if not argument:
+        raise InvalidRequest("argument", argument, usage)
+    return argument
+
+
+def _count(argument: str) -> int:
+    try:
+        return int(argument or "1")
+    except ValueError:
+        raise InvalidRequest("argument", argument, "/rewind N, a number") from None

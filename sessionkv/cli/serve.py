@@ -1,0 +1,46 @@
+"""``sessionkv serve``: the sidecar. Shows how far starting has come, then what it serves."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from sessionkv.cli import output
+from sessionkv.cli.progress import StartProgress
+from sessionkv.cli.settings import config_from
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C, drain, return 0."""
+    from sessionkv.actor.serve import run_serve
+
+    config = config_from(args)
+    with StartProgress() as progress:
+
+        def ready(info: Mapping[str, Any]) -> None:
+            progress.close()
+            output.stdout().print(output.pairs(summary(info)))
+            output.stdout().print("ready")
+            sys.stdout.flush()
+
+        return run_serve(config, args.endpoint, on_ready=ready, on_progress=progress.update)
+
+
+def summary(info: Mapping[str, Any]) -> dict[str, str]:
+    """What a person wants to know of an engine that is ready."""
+    blocks = info.get("device_blocks")
+    device = output.size(info.get("device_bytes"))
+    if blocks is not None:
+        device += f" in {blocks:,} blocks of {info.get('block_size')} tokens"
+    return {
+        "socket": str(info.get("endpoint")),
+        "pid": str(info.get("pid")),
+        "model": str(info.get("model")),
+        "window": f"{info.get('max_model_len', 0):,} tokens",
+        "weights": output.size(info.get("weights_bytes")),
+        "device": device,
+        "host": f"up to {output.size(info.get('host_bytes'))}",
+        "disk": f"up to {output.size(info.get('disk_bytes'))}, in {info.get('store')}",
+    }

@@ -1,0 +1,157 @@
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import sessionkv
+from sessionkv.cli.hints import hint_for
+from sessionkv.cli.main import main
+from sessionkv.errors import ConfigError, ConnectionLost, SessionNotFound, StoreInUse
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """The module that ``sessionkv stats`` runs; give it a ``run``."""
+    module = types.ModuleType("sessionkv.cli.stats")
+    monkeypatch.setitem(sys.modules, "sessionkv.cli.stats", module)
+    return module
+
+
+def raising(error: BaseException):
+    def run(_args: object) -> int:
+        raise error
+
+    return run
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"sessionkv {sessionkv.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["bogus"], ["sessions"], ["sessions", "show"], ["pin"]])
+def test_wrong_usage_exits_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+
+
+def test_result_is_exit_code(command: types.ModuleType) -> None:
+    command.run = lambda _args: 1
+    assert main(["stats"]) == 1
+
+
+def test_error_is_one_line_and_advice(
+    command: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.run = raising(StoreInUse("the store /x is in use\nby pid 12"))
+    assert main(["stats"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "sessionkv: the store /x is in use by pid 12",
+        f"  {hint_for(StoreInUse(''))}",
+    ]
+
+
+def test_debug_shows_the_traceback(command: types.ModuleType) -> None:
+    command.run = raising(SessionNotFound("no session"))
+    with pytest.raises(SessionNotFound):
+        main(["--debug", "stats"])
+
+
+def test_bad_configuration_is_wrong_usage(command: types.ModuleType) -> None:
+    command.run = raising(ConfigError("threads", 0, "from 1"))
+    assert main(["stats"]) == 2
+
+
+def test_interrupt_exits_130(command: types.ModuleType) -> None:
+    command.run = raising(KeyboardInterrupt())
+    assert main(["stats"]) == 130
+
+
+def test_reader_that_left_is_no_error() -> None:
+    script = (
+        "import sys, types\n"
+        "from sessionkv.cli import main as cli\n"
+        "module = types.ModuleType('stats')\n"
+        "def run(args):\n"
+        "    for _ in range(100_000): sys.stdout.write('x' * 100 + chr(10))\n"
+        "    return 0\n"
+        "module.run = run\n"
+        "sys.modules['sessionkv.cli.stats'] = module\n"
+        "sys.exit(cli.main(['stats']))\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.stdout.close()
+    _, errors = child.communicate(timeout=30)
+    assert (child.returncode, errors) == (0, b"")
+
+
+def test_every_hint_belongs_to_an_error() -> None:
+    from sessionkv.cli import hints
+    from sessionkv.errors import error_from_wire
+
+    for code in hints._HINTS:
+        assert error_from_wire({"code": code}).code == code
+    assert hint_for(ConnectionLost("gone")) is not None
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from sessionkv.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'rich', 'torch', 'transformers', 'zmq', 'lmdb', 'numpy', 'sessionkv.client'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_config_show_says_where_values_came_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SESSIONKV_THREADS", "3")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    path = tmp_path / "engine.toml"
+    path.write_text("threads = 1\nmax_model_len = 512\n[cache]\nhost_bytes = 1\ndisk_bytes = 2\n")
+    argv = ["config", "show", "--json", "--config", str(path), "--host-bytes", "4MiB"]
+    assert main([*argv, "--set", "scheduler.max_queue=7"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["threads"] == {"value": 3, "source": "environment SESSIONKV_THREADS"}
+    assert shown["max_model_len"] == {"value": 512, "source": f"file {path}"}
+    assert shown["cache.disk_bytes"] == {"value": 2, "source": f"file {path}"}
+    assert shown["cache.host_bytes"] == {"value": 4 * 2**20, "source": "command line"}
+    assert shown["scheduler.max_queue"] == {"value": 7, "source": "command line"}
+    assert shown["cache.block_size"] == {"value": 16, "source": "default"}
+    assert shown["store"] == {"value": "/data/sessionkv", "source": "default"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--set", "nonsense"], "--set is 'nonsense'; allowed: KEY=VALUE"),
+        (["--set", "cache.bogus=1"], "cache.bogus is '1'; allowed: one of"),
+        (["--set", "model=x", "--set", "model.y=1"], "--set is 'model.y'; allowed: a table"),
+        (["--host-bytes", "lots"], "cache.host_bytes is 'lots'; allowed: a number"),
+        (["--config", "/nonexistent.toml"], "config is '/nonexistent.toml'; allowed: a readable"),
+    ],
+)
+def test_config_errors_name_the_field(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "show", *argv]) == 2
+    assert message in capsys.readouterr().err
