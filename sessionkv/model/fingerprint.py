@@ -1,0 +1,68 @@
+"""What weights are, whatever file they came from: a digest over every tensor.
+
+The digest of unchanged files is remembered under path, size, modification time and inode of each,
+so that only the first start reads all bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from sessionkv.errors import ModelBroken
+from sessionkv.model.files import write_atomically
+from sessionkv.model.progress import Progress, ProgressSink, no_progress
+from sessionkv.model.tensor_files import TensorEntry, list_tensors, weight_files
+
+_CHUNK_BYTES = 16 * 1024**2
+
+
+def weights_fingerprint(folder: Path, memory: Path, *, progress: ProgressSink = no_progress) -> str:
+    """Digest of a safetensors folder: names, element types, shapes and bytes, by name.
+
+    Args:
+        folder: Model folder.
+        memory: Folder in which digests of unchanged files are remembered.
+        progress: Told of the bytes read, when they have to be.
+
+    Raises:
+        ModelBroken: Naming the file that is missing, truncated or damaged.
+    """
+    remembered = memory / _files_key(weight_files(folder))
+    if remembered.is_file():
+        return remembered.read_text(encoding="ascii").strip()
+    tensors = list_tensors(folder)
+    digest = _digest([tensors[name] for name in sorted(tensors)], progress)
+    write_atomically(remembered, digest.encode("ascii"))
+    return digest
+
+
+def _files_key(files: list[Path]) -> str:
+    """Name under which the digest of exactly these files, unchanged, is remembered."""
+    key = hashlib.sha256()
+    for path in files:
+        stat = path.stat()
+        key.update(
+            f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\n".encode()
+        )
+    return key.hexdigest()
+
+
+def _digest(entries: list[TensorEntry], progress: ProgressSink) -> str:
+    digest = hashlib.sha256(b"sessionkv weights 1\n")
+    total = sum(entry.nbytes for entry in entries)
+    done = 0
+    for entry in entries:
+        digest.update(f"{entry.name}\0{entry.dtype}\0{entry.shape}\n".encode())
+        with entry.path.open("rb") as file:
+            file.seek(entry.offset)
+            left = entry.nbytes
+            while left:
+                chunk = file.read(min(left, _CHUNK_BYTES))
+                if not chunk:
+                    raise ModelBroken(f"{entry.path} is truncated", path=str(entry.path))
+                digest.update(chunk)
+                left -= len(chunk)
+                done += len(chunk)
+                progress(Progress("fingerprint", done, total, "bytes"))
+    return digest.hexdigest()
