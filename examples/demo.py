@@ -20,8 +20,15 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from sessionkv import CacheConfig, CacheReport, Client, EngineConfig, EngineProcess, SamplingParams
-from sessionkv import launch as launch_engine
+from sessionkv import (
+    CacheConfig,
+    CacheReport,
+    Client,
+    EngineConfig,
+    EngineProcess,
+    SamplingParams,
+    launch,
+)
 from sessionkv.client import Session
 
 SYSTEM = "You are a friendly guide to a small harbour town. Answer in one or two short sentences."
@@ -77,9 +84,7 @@ class Demo:
                     bars[stage] = progress.add_task(stage, total=None)
                 progress.update(bars[stage], completed=event["done"], total=event["total"])
 
-            engine = launch_engine(
-                self.model, store=self.store, config=self.config, on_progress=show
-            )
+            engine = launch(self.model, store=self.store, config=self.config, on_progress=show)
         seconds = time.perf_counter() - start
         CONSOLE.print(f"engine {engine.pid} is ready after {seconds:.1f} s", style="dim")
         return engine

@@ -38,7 +38,7 @@ def smollm2() -> str:
     from sessionkv.config import DEFAULT_MODEL, user_cache_dir
     from sessionkv.model.prepare import prepare_model
 
-    prepare_model(DEFAULT_MODEL, user_cache_dir())
+    prepare_model(DEFAULT_MODEL, cache_dir=user_cache_dir())
     return DEFAULT_MODEL
 
 
