@@ -1,0 +1,66 @@
+"""Keeps control tokens that are only spelled in somebody's text apart from real ones.
+
+Before rendering, every control token spelled in a message or tool is replaced by a *mark*: two
+private-use characters that no template looks at. After rendering, what still is spelled out came
+from the template and is real; marks turn back into text that the encoder treats as plain. A text
+with marks in it is called *raw* in this package. Knows nothing of tokenizers or templates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+_ESCAPE = "\U0010fffd"  # the last private-use character; spelled in a text, it is marked itself
+_FIRST = 0x100000  # plane 16: the second character of a mark says which spelling
+
+
+class ControlMarks:
+    """Marks and unmarks spelled control tokens. Immutable; costs one regex scan of the text."""
+
+    def __init__(self, spellings: Collection[str]) -> None:
+        """Take the spellings of the control tokens; none may be empty."""
+        known = sorted(spellings, key=lambda s: (-len(s), s))  # longest first, as tokenizers match
+        self._texts = [_ESCAPE, *known]
+        self._marks = {text: _ESCAPE + chr(_FIRST + i) for i, text in enumerate(self._texts)}
+        self._spelled = re.compile("|".join(map(re.escape, self._texts)))
+        self._marked = re.compile(f"{_ESCAPE}(.)", re.DOTALL)
+        self._real = re.compile("|".join(map(re.escape, known)) or r"(?!)")
+
+    def mark(self, text: str) -> str:
+        """Replace spelled control tokens by marks."""
+        return self._spelled.sub(lambda match: self._marks[match[0]], text)
+
+    def mark_value(self, value: Any) -> Any:
+        """As :meth:`mark` for every string in a plain value, keys included."""
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, Mapping):
+            return {self.mark(str(k)): self.mark_value(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.mark_value(item) for item in value]
+        return value
+
+    def unmark(self, raw: str) -> tuple[str, list[tuple[int, int]]]:
+        """Turn marks back into text; also the ``(start, end)`` of each in the result, ascending."""
+        if _ESCAPE not in raw:
+            return raw, []
+        parts: list[str] = []
+        spans: list[tuple[int, int]] = []
+        size = last = 0
+        for match in self._marked.finditer(raw):
+            text = self._texts[ord(match[1]) - _FIRST]
+            before = raw[last : match.start()]
+            size += len(before)
+            spans.append((size, size + len(text)))
+            size += len(text)
+            parts += (before, text)
+            last = match.end()
+        parts.append(raw[last:])
+        return "".join(parts), spans
+
+    def first(self, raw: str) -> str | None:
+        """The real control token that ``raw`` begins with, or None."""
+        match = self._real.match(raw)
+        return match[0] if match else None

@@ -1,0 +1,81 @@
+"""Finds out a template's habits by rendering a dozen tiny conversations, once, at load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sessionkv.text.control import ControlMarks
+from sessionkv.text.conversation import ChatRenderer, TemplateHabits
+from sessionkv.text.messages import Message, ToolCall
+from sessionkv.text.template import ChatTemplate
+
+REPLY = "REPLYTEXT"
+"""Stands for a reply where the question is what the template puts around one."""
+
+USER = Message("user", "hello")
+ANSWER = Message("assistant", REPLY)
+TOOL_RESULT = Message("tool", "result", name="look", tool_call_id="call00001")
+_SYSTEM = "SYSTEMTEXT"
+_CALLING = Message(
+    "assistant", "", tool_calls=(ToolCall("look", '{"city": "Oslo", "n": 2}', "call00001"),)
+)
+
+
+def find_habits(template: ChatTemplate, marks: ControlMarks) -> TemplateHabits:
+    """Try the template out. A template that refuses everything has the default habits."""
+    habits = TemplateHabits()
+    habits = replace(habits, folds_system=_refuses_system(ChatRenderer(template, marks, habits)))
+    habits = replace(habits, map_arguments=_takes_maps(ChatRenderer(template, marks, habits)))
+    nulls = ChatRenderer(template, marks, replace(habits, null_content=True))
+    renderer = ChatRenderer(template, marks, habits)
+    closing, token = _closing(renderer, marks)
+    return replace(
+        habits,
+        null_content=_takes_null(renderer, nulls),
+        closing=closing,
+        closing_token=token,
+        opening=_opening(renderer),
+    )
+
+
+def _refuses_system(renderer: ChatRenderer) -> bool:
+    text = renderer.try_render((Message("system", _SYSTEM), USER))
+    return (text is None or _SYSTEM not in text) and renderer.try_render((USER,)) is not None
+
+
+def _takes_maps(renderer: ChatRenderer) -> bool:
+    """A map that comes out in Python's spelling was concatenated, not written as JSON."""
+    for messages in ((USER, _CALLING, TOOL_RESULT), (USER, _CALLING)):
+        text = renderer.try_render(messages)
+        if text is not None:
+            return "{'city'" not in text
+    return False
+
+
+def _takes_null(renderer: ChatRenderer, nulls: ChatRenderer) -> bool:
+    calling = replace(_CALLING, content=None)
+    text, null = renderer.try_render((USER, calling)), nulls.try_render((USER, calling))
+    return null is not None and ("None" not in null or (text is not None and "None" in text))
+
+
+def _closing(renderer: ChatRenderer, marks: ControlMarks) -> tuple[str, str]:
+    text = renderer.try_render((USER, ANSWER), generation=False) or ""
+    after = text.partition(REPLY)[2]
+    spaces = after[: len(after) - len(after.lstrip())]
+    token = marks.first(after[len(spaces) :])
+    return (spaces + token, token) if token else ("", "")
+
+
+def _opening(renderer: ChatRenderer) -> str:
+    conversations = ((USER,), (replace(USER, content="other"),), (USER, _CALLING, TOOL_RESULT))
+    prompts = [renderer.try_render(messages) for messages in conversations]
+    return _common_suffix([text for text in prompts if text is not None])
+
+
+def _common_suffix(texts: Sequence[str]) -> str:
+    shortest = min(texts, key=len, default="")
+    sizes = range(len(shortest), 0, -1)
+    return next(
+        (shortest[-n:] for n in sizes if all(text.endswith(shortest[-n:]) for text in texts)), ""
+    )

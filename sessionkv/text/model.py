@@ -1,0 +1,281 @@
+"""Everything the front needs of a model's text: templates, token ids, replies.
+
+Built from a *text folder* (``tokenizer.json``, ``chat_template.jinja``, ``text.json``). Keeps no
+conversation: each call gets what it needs and gives a value back. Knows nothing of engine,
+sockets, sessions' storage. One thread.
+
+The life of a session in its terms, every id in the log exactly as sampled::
+
+    text = TextModel.load(folder)
+    root = text.root("Be brief.", None, now_s=time.time())     # root.ids are the root node's
+    log = [*root.ids]
+
+    new = normalise([{"role": "user", "content": "Hi"}], limits)
+    log += text.delta(root, new, first=True, closed=False)     # ends with the generation prompt
+
+    stream = text.reply_stream(stops, min_tokens=0)
+    shown = [stream.push(token_id).text for token_id in sampled]
+    if stream.stop is not None:
+        ending = text.cut_at_stop(sampled, stream.stop.start)
+    else:
+        shown.append(stream.finish().text)
+        ending = text.close_reply(sampled)                      # end token, length or cancel
+    log += ending.ids(sampled)                                  # sampled[:keep_n] + replacement_ids
+
+    log += text.delta(root, more, first=False, closed=ending.closed)
+
+Where ``root.append_only`` is False the template rewrites what came before; then the whole prompt
+comes from :meth:`TextModel.full`, or from :func:`sessionkv.text.follow.follow_ids`, which keeps
+the sampled ids of replies wherever their text still stands there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from sessionkv.errors import InvalidRequest, TemplateRefused
+from sessionkv.text.control import ControlMarks
+from sessionkv.text.conversation import ChatRenderer
+from sessionkv.text.detokenizer import Detokenizer, unfinished
+from sessionkv.text.encoder import Encoder
+from sessionkv.text.folder import TextFacts, read_text_folder
+from sessionkv.text.habits import find_habits
+from sessionkv.text.messages import Message
+from sessionkv.text.output import ReplyStream
+from sessionkv.text.replies import ReplyEnding, close_reply, cut_reply
+from sessionkv.text.root import (
+    RootText,
+    behind_reply,
+    first_turn,
+    root_text,
+    why_not_append_only,
+)
+from sessionkv.text.stops import StopChecker
+from sessionkv.text.template import ChatTemplate
+from sessionkv.text.vocabulary import Vocabulary
+
+_PROMPT_TAIL = 4  # no character has more bytes, and no token fewer than one
+
+
+class TextModel:
+    """Templates, tokenising and detokenising of one model. One thread; keeps no conversation.
+
+    Attributes:
+        facts: Digests, BOS rule, vocabulary size, longest sequence.
+        vocab_size: Ids from here on do not exist.
+        eos_ids: Every id that ends a reply.
+        closing_id: The template's own end of turn; None where it has no single one.
+        append_only: Whether plain sessions (no system prompt, no tools) only grow; see
+            :class:`~sessionkv.text.root.RootText` for the answer that counts.
+        append_only_reason: Why not, ``""`` where they do.
+    """
+
+    def __init__(self, facts: TextFacts, tokenizer: Tokenizer, template: str | None) -> None:
+        """Try tokenizer and template out; :meth:`load` is the usual way in.
+
+        Raises:
+            ModelUnsupported: The tokenizer's decoder is of an unknown kind.
+            ModelBroken: The template is not a Jinja template.
+        """
+        self.facts = facts
+        self.vocab_size = facts.vocab_size
+        self.eos_ids = frozenset(facts.eos_token_ids)
+        self._vocabulary = Vocabulary(tokenizer)
+        self._marks = ControlMarks(self._vocabulary.control)
+        self.encoder = Encoder(tokenizer, self._vocabulary, self._marks)
+        self._renderer: ChatRenderer | None = None
+        self.closing_id: int | None = None
+        if template is not None:
+            chat = ChatTemplate(template, bos_token=facts.bos_token, eos_token=facts.eos_token)
+            habits = find_habits(chat, self._marks)
+            self._renderer = ChatRenderer(chat, self._marks, habits)
+            self.closing_id = self._vocabulary.control.get(habits.closing_token)
+        plain = self.root(None, None, now_s=0.0)
+        self.append_only, self.append_only_reason = plain.append_only, plain.reason
+
+    @classmethod
+    def load(cls, folder: Path) -> TextModel:
+        """Read a text folder.
+
+        Raises:
+            ModelBroken: Files are missing, unreadable or contradict each other.
+            ModelUnsupported: The tokenizer is of an unknown kind.
+        """
+        return cls(*read_text_folder(folder))
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        """The chat template.
+
+        Raises:
+            TemplateRefused: The model has none.
+        """
+        if self._renderer is None:
+            raise TemplateRefused("the model has no chat template; send a prompt or tokens")
+        return self._renderer
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Ids of a raw prompt: no template, control tokens as spelled, the tokenizer's BOS rule.
+
+        With the rule on there is exactly one BOS at the start, whether it was spelled or not.
+
+        Raises:
+            InvalidRequest: A lone surrogate.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest("prompt", text, "text without lone surrogates") from None
+        ids = self.encoder.encode(text)
+        bos = self.facts.bos_token_id
+        if self.facts.add_bos and bos is not None and ids[:1] != (bos,):
+            return (bos, *ids)
+        return ids
+
+    def check_tokens(self, ids: Sequence[object], *, field: str = "tokens") -> tuple[int, ...]:
+        """Ids a client sent, checked.
+
+        Raises:
+            InvalidRequest: Naming the position of the first that is not in the vocabulary.
+        """
+        for index, token_id in enumerate(ids):
+            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+                allowed = f"an integer from 0 to {self.vocab_size - 1}"
+                raise InvalidRequest(f"{field}[{index}]", token_id, allowed)
+        return tuple(ids)  # type: ignore[arg-type]
+
+    def root(self, system: str | None, tools_json: str | None, *, now_s: float) -> RootText:
+        """What a session with this system prompt and these tools starts with.
+
+        Renders a dozen short conversations; once a session. The same arguments give the same
+        root. Never refuses: what the template cannot take shows at the first turn.
+
+        Args:
+            system: From :func:`~sessionkv.text.messages.check_system`.
+            tools_json: From :func:`~sessionkv.text.messages.freeze_tools`.
+            now_s: Wall-clock seconds, where the template's clock then stands.
+        """
+        root = RootText(system, tools_json, now_s)
+        if self._renderer is None:
+            return replace(root, reason="the model has no chat template")
+        raw = root_text(self._renderer, root)
+        reason = why_not_append_only(self._renderer, root)
+        return replace(
+            root, ids=self.encoder.encode(raw), raw=raw, append_only=not reason, reason=reason
+        )
+
+    def delta(
+        self, root: RootText, new: Sequence[Message], *, first: bool, closed: bool
+    ) -> tuple[int, ...]:
+        """Ids that new messages append to a session's log, up to the generation prompt.
+
+        Args:
+            root: The session's; for any turn but the first it must be ``append_only``.
+            new: What the client sent.
+            first: The log is ``root.ids`` so far. Costs O(system prompt and new messages).
+            closed: The log's last reply ended closed. Costs O(new messages).
+
+        Raises:
+            TemplateRefused: With the template's own words.
+            ValueError: The root is not append-only.
+        """
+        if first:
+            return self.encoder.encode(first_turn(self.renderer, root, new))
+        if not root.append_only:
+            raise ValueError(f"the session's template needs whole conversations: {root.reason}")
+        raw = behind_reply(self.renderer, root, new)
+        habits = self.renderer.habits
+        if not closed:
+            return self.encoder.encode_inside(raw)
+        if not habits.closing or not raw.startswith(habits.closing):
+            raise TemplateRefused("the chat template closes the reply in another way here")
+        return self.encoder.encode_after(raw[len(habits.closing) :], habits.closing_token)
+
+    def full(
+        self, root: RootText, messages: Sequence[Message], *, generation: bool = True
+    ) -> tuple[int, ...]:
+        """Ids of a whole conversation behind the root's messages. O(its length).
+
+        For conversations without a session, ``RootText(None, tools_json, now_s)`` is root enough.
+
+        Raises:
+            TemplateRefused: With the template's own words.
+        """
+        return self.encoder.encode(self.raw(root, messages, generation=generation))
+
+    def raw(self, root: RootText, messages: Sequence[Message], *, generation: bool = True) -> str:
+        """As :meth:`full`, but the raw text (see :mod:`sessionkv.text.control`)."""
+        return self.renderer.render(
+            (*root.messages, *messages),
+            root.tools_json,
+            now_s=root.now_s,
+            generation=generation,
+        )
+
+    def decode(self, ids: Sequence[int], *, continues: bool = False, special: bool = False) -> str:
+        """Text of ids.
+
+        Args:
+            ids: Any; those the tokenizer does not have are empty.
+            continues: The text stands behind other text: a leading space is kept.
+            special: Spell control tokens out instead of leaving them away.
+        """
+        table = self._vocabulary.shown if special else self._vocabulary.visible
+        strip = self._vocabulary.strips_space and not continues
+        detokenizer = Detokenizer(table, strip_space=strip)
+        return detokenizer.push(ids) + detokenizer.finish()
+
+    def reply_stream(
+        self,
+        stops: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        continues: bool = False,
+        prompt: Sequence[int] = (),
+    ) -> ReplyStream:
+        """Makes the text of one reply from its sampled ids.
+
+        Args:
+            stops: Stop strings.
+            min_tokens: Stop strings count only in the text after this many tokens.
+            continues: The reply goes on from the prompt's text (raw prompts and tokens): a
+                leading space is kept.
+            prompt: The prompt's ids, only the last four are looked at: where they end inside a
+                character, the reply's first ids may finish it.
+        """
+        detokenizer = self._detokenizer(continues, prompt)
+        return ReplyStream(detokenizer, StopChecker(stops, min_tokens) if stops else None)
+
+    def close_reply(self, sampled: Sequence[int]) -> ReplyEnding:
+        """How a reply enters the log that ended by an end token, by length or by cancel."""
+        return close_reply(sampled, self.eos_ids, self.closing_id)
+
+    def cut_at_stop(
+        self,
+        sampled: Sequence[int],
+        num_chars: int,
+        *,
+        continues: bool = False,
+        prompt: Sequence[int] = (),
+    ) -> ReplyEnding:
+        """How a reply enters the log whose text ends after ``num_chars``. O(reply).
+
+        Args:
+            sampled: All sampled ids.
+            num_chars: :attr:`StopMatch.start <sessionkv.text.stops.StopMatch.start>`.
+            continues: As given to :meth:`reply_stream`.
+            prompt: As given to :meth:`reply_stream`.
+        """
+        return cut_reply(sampled, num_chars, self._detokenizer(continues, prompt), self.encoder)
+
+    def _detokenizer(self, continues: bool, prompt: Sequence[int]) -> Detokenizer:
+        tail = b"".join([self._vocabulary.shown[i] for i in prompt[-_PROMPT_TAIL:]])
+        return Detokenizer(
+            self._vocabulary.visible,
+            strip_space=self._vocabulary.strips_space and not continues,
+            before=unfinished(tail),
+        )
