@@ -1,0 +1,413 @@
+"""KV blocks on disk, for one KV identity: found by hash and tokens, verified before they are used.
+
+    blocks/<identity>/index/          store.block_index
+    blocks/<identity>/segment-*.kv    store.segments, records as in store.record
+
+Invariants: a slot is reused only after the delete of its index entry is on disk, and never while a
+receipt leases it; an entry is committed only after its payload is on disk; a payload that does not
+match header and checksum is removed and never handed on; the bytes below ``blocks/``, metadata
+included, stay within the cap (one record and one batch's index growth above it for a moment).
+Folders of other identities are deleted first, whole.
+
+Must not know of sessions, tiers above, sockets or threads: everything here is synchronous and
+used by one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import count
+
+import lmdb
+
+from sessionkv.errors import StoreError
+from sessionkv.store.block_index import Entry, open_index
+from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
+from sessionkv.store.directory import StoreDirectory
+from sessionkv.store.gates import OPEN_GATES, Gates
+from sessionkv.store.record import (
+    HEADER_BYTES,
+    VERSION,
+    RecordLayout,
+    names_another,
+    token_bytes,
+    token_ids_of,
+)
+from sessionkv.store.segments import SegmentFiles
+from sessionkv.store.space import NO_SPACE, Space
+from sessionkv.types import (
+    BlockHash,
+    BlockRecord,
+    DiskBlock,
+    DiskQuery,
+    DiskReceipt,
+    KVGeometry,
+    MoveOutcome,
+)
+
+_log = logging.getLogger(__name__)
+
+_BATCH_RECORDS = 64
+_RETRY_S = 30.0
+
+
+class BlockStore:
+    """Blocks of one KV identity in a locked store directory. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        identity: bytes,
+        geometry: KVGeometry,
+        *,
+        cap_bytes: int,
+        gates: Gates = OPEN_GATES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open or create; trims to the cap, so it may take as long as deleting does.
+
+        Args:
+            directory: Must outlive the block store.
+            identity: Digest of everything that changes KV bytes; names the folder.
+            geometry: Shape of the blocks; part of what the identity digests.
+            cap_bytes: Most bytes of all block stores of the directory, metadata included; above 0.
+            gates: Points where tests hold the thread.
+            clock: Monotonic seconds.
+
+        Raises:
+            StoreUnavailable: The index cannot be opened.
+        """
+        directory.check_process()
+        self._directory = directory
+        self._layout = RecordLayout(identity, geometry)
+        self._block_size = geometry.block_size
+        self._gates = gates
+        self._clock = clock
+        self._counts = BlockStoreCounts()
+        self._receipts: dict[int, list[int]] = {}
+        self._receipt_ids = count(1)
+        self._header = bytearray(HEADER_BYTES)
+        self._off_reason = ""
+        self._retry_at_s = 0.0
+        folder = directory.blocks_path / identity.hex()
+        layout = {
+            "version": VERSION,
+            "payload_bytes": geometry.block_bytes,
+            "slot_bytes": self._layout.slot_bytes,
+            "block_size": geometry.block_size,
+        }
+        self._index = open_index(folder, layout, cap_bytes=cap_bytes)
+        self._segments = SegmentFiles(folder, self._layout.slot_bytes)
+        self._space = Space(
+            folder,
+            self._index,
+            self._segments,
+            slot_bytes=self._layout.slot_bytes,
+            cap_bytes=cap_bytes,
+        )
+        self._trim()
+        if not self._space.fits_one():
+            self._off_reason = f"the cap of {cap_bytes} bytes has no room for a record"
+            self._retry_at_s = float("inf")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether blocks are being written."""
+        return not self._off_reason
+
+    def lookup(self, query: DiskQuery) -> DiskReceipt:
+        """How far a chain reaches on disk, with the slots leased; about 8 us a block.
+
+        Every block found has the key, parent and tokens asked for. Release the receipt once.
+        """
+        self._directory.check_process()
+        size = self._block_size
+        asked = token_bytes(query.token_ids)
+        blocks: list[DiskBlock] = []
+        parent = query.parent
+        with self._index.reading() as txn:
+            for number, key in enumerate(query.keys):
+                entry = self._index.get(txn, key)
+                tokens = asked[4 * size * number : 4 * size * (number + 1)]
+                if entry is None or entry.parent != parent or entry.tokens != tokens:
+                    break
+                ids = query.token_ids[size * number : size * (number + 1)]
+                blocks.append(DiskBlock(BlockRecord(key, parent, ids), entry.slot))
+                parent = key
+            tail = self._best_child(txn, parent, asked[4 * size * len(blocks) :])
+        found = [*blocks, tail] if tail else blocks
+        receipt = DiskReceipt(next(self._receipt_ids), tuple(blocks), tail)
+        self._receipts[receipt.receipt_id] = [block.slot for block in found]
+        self._space.lease(block.slot for block in found)
+        # Deepest first, so that a chain goes from its tail.
+        self._space.touch(block.record.key for block in reversed(found))
+        self._counts.lookups += 1
+        self._counts.found_blocks += len(blocks)
+        return receipt
+
+    def release(self, receipt_id: int) -> None:
+        """End the leases of a receipt.
+
+        Raises:
+            StoreError: No such receipt, or released already.
+        """
+        slots = self._receipts.pop(receipt_id, None)
+        if slots is None:
+            raise StoreError(f"receipt {receipt_id} is not held", receipt_id=receipt_id)
+        self._space.release(slots)
+
+    def read(self, block: DiskBlock, into: memoryview) -> MoveOutcome:
+        """Read one block into ``into`` (``block_bytes`` long) and verify it there.
+
+        On any outcome but OK ``into`` holds nothing of use. A record that is not the one asked for
+        is removed from the index.
+        """
+        self._directory.check_process()
+        self._check_size(into)
+        self._gates.pass_through("before_read")
+        record = block.record
+        try:
+            is_there = self._segments.read(block.slot, (self._header, into))
+        except OSError as error:
+            _log.warning("reading block %s failed: %s", record.key.hex(), error)
+            self._counts.io_errors += 1
+            return MoveOutcome.IO_ERROR
+        expected = self._layout.header(record, into)
+        if is_there and self._header[: len(expected)] == expected:
+            self._counts.read_blocks += 1
+            return MoveOutcome.OK
+        self._forget(record.key, block.slot)
+        if not is_there or names_another(self._header, record.key):
+            self._counts.missing_blocks += 1
+            return MoveOutcome.MISSING
+        self._counts.corrupt_blocks += 1
+        _log.warning("block %s is corrupt on disk and was removed", record.key.hex())
+        return MoveOutcome.CORRUPT
+
+    def write(self, record: BlockRecord, payload: memoryview) -> MoveOutcome:
+        """As :meth:`write_many` of one block."""
+        return self.write_many(((record, payload),))[0]
+
+    def write_many(self, blocks: Sequence[tuple[BlockRecord, memoryview]]) -> list[MoveOutcome]:
+        """Store blocks; those answered OK are durable. One outcome each, in order.
+
+        A block that is there already is OK. A partial block that a new one of the same parent
+        extends is dropped in the same transaction. NO_ROOM: all else is leased, or writing is off.
+        """
+        self._directory.check_process()
+        outcomes: list[MoveOutcome] = []
+        for start in range(0, len(blocks), _BATCH_RECORDS):
+            outcomes += self._write_batch(blocks[start : start + _BATCH_RECORDS])
+        return outcomes
+
+    def delete(self, keys: Sequence[BlockHash]) -> None:
+        """Forget blocks; unknown ones are passed over. Leased slots are free when released."""
+        self._directory.check_process()
+        for start in range(0, len(keys), _BATCH_RECORDS):
+            batch = keys[start : start + _BATCH_RECORDS]
+            self._remove(partial(self._remove_keys, keys=batch))
+
+    def evicted(self) -> tuple[BlockHash, ...]:
+        """Keys that left the disk since the last call, other than by :meth:`delete`."""
+        keys, self._space.evicted = self._space.evicted, []
+        return tuple(BlockHash(key) for key in keys)
+
+    def stats(self) -> BlockStoreStats:
+        """Figures; bytes as found on disk. About 0.3 ms."""
+        self._directory.check_process()
+        with self._index.reading() as txn:
+            blocks = self._index.count(txn)
+        return BlockStoreStats(
+            enabled=self.enabled,
+            reason=self._off_reason,
+            blocks=blocks,
+            used_bytes=self._space.used_bytes(),
+            cap_bytes=self._space.cap_bytes,
+            foreign_bytes=self._space.foreign_bytes,
+            leased_slots=self._space.leased_slots,
+            evicted_blocks=self._space.evictions,
+            **asdict(self._counts),
+        )
+
+    def verify(self) -> tuple[int, int]:
+        """Read every block; ``(sound, bad)``, the bad ones removed. O(bytes on disk)."""
+        self._directory.check_process()
+        with self._index.reading() as txn:
+            blocks = [
+                DiskBlock(
+                    BlockRecord(
+                        BlockHash(entry.key), BlockHash(entry.parent), token_ids_of(entry.tokens)
+                    ),
+                    entry.slot,
+                )
+                for entry in self._index.entries(txn)
+            ]
+        scratch = memoryview(bytearray(self._layout.payload_bytes))
+        sound = sum(self.read(block, scratch) is MoveOutcome.OK for block in blocks)
+        return sound, len(blocks) - sound
+
+    def close(self) -> None:
+        """Write what is only in memory (the order of use) and close the files."""
+        self._directory.check_process()
+        self._remove(lambda txn: [])
+        self._segments.close()
+        self._index.close()
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def _write_batch(self, blocks: Sequence[tuple[BlockRecord, memoryview]]) -> list[MoveOutcome]:
+        if self._off_reason and self._clock() < self._retry_at_s:
+            return [MoveOutcome.NO_ROOM] * len(blocks)
+        for _, payload in blocks:
+            self._check_size(payload)
+        try:
+            try:
+                outcomes = self._store(blocks)
+            except (OSError, lmdb.Error) as error:
+                if not _is_full(error):
+                    raise
+                self._space.reclaim()
+                outcomes = self._store(blocks)
+        except (OSError, lmdb.Error) as error:
+            self._turn_off(error)
+            full = _is_full(error)
+            return [MoveOutcome.NO_ROOM if full else MoveOutcome.IO_ERROR] * len(blocks)
+        if self._off_reason:
+            _log.warning("the disk tier is on again")
+            self._off_reason = ""
+        self._trim()
+        return outcomes
+
+    def _store(self, blocks: Sequence[tuple[BlockRecord, memoryview]]) -> list[MoveOutcome]:
+        """Payload first, then one index transaction that makes it visible."""
+        with self._index.reading() as txn:
+            known = {record.key for record, _ in blocks if self._index.get(txn, record.key)}
+        new = {record.key: (record, data) for record, data in blocks if record.key not in known}
+        self._space.touch(known)
+        slots = self._space.take(len(new))
+        stored = dict(zip(new, slots, strict=False))
+        try:
+            for key, slot in stored.items():
+                record, data = new[key]
+                header = self._layout.header(record, data)
+                self._segments.write(slot, (header.ljust(HEADER_BYTES, b"\0"), data))
+            self._gates.pass_through("disk_put_half")
+            self._segments.sync()
+            self._gates.pass_through("before_index_commit")
+            dropped = self._index.write(
+                lambda txn: self._publish(txn, [(new[key][0], s) for key, s in stored.items()])
+            )
+        except BaseException:
+            self._space.give(slots)
+            raise
+        self._space.touched_written()
+        self._took_out(dropped)
+        self._counts.superseded_blocks += len(dropped)
+        self._counts.written_blocks += len(stored)
+        there = known | set(stored)
+        return [
+            MoveOutcome.OK if record.key in there else MoveOutcome.NO_ROOM for record, _ in blocks
+        ]
+
+    def _publish(
+        self, txn: lmdb.Transaction, stored: Sequence[tuple[BlockRecord, int]]
+    ) -> list[Entry]:
+        """Name the slots in the index; the shorter partial blocks that this made useless."""
+        self._space.write_touched(txn)
+        dropped: list[Entry] = []
+        for record, slot in stored:
+            tokens = token_bytes(record.token_ids)
+            for child in list(self._index.children(txn, record.parent)):
+                if len(child.tokens) < len(tokens) and tokens.startswith(child.tokens):
+                    self._index.remove(txn, child.key)
+                    dropped.append(child)
+            self._index.put(txn, Entry(record.key, record.parent, tokens, slot))
+        return dropped
+
+    def _trim(self) -> None:
+        """Get under the cap; where that fails, writing is off."""
+        try:
+            self._space.trim()
+        except (OSError, lmdb.Error) as error:
+            self._turn_off(error)
+
+    def _turn_off(self, error: Exception) -> None:
+        if not self._off_reason:
+            _log.warning("the disk tier takes no blocks for now: %s", error)
+        self._off_reason = str(error)
+        self._retry_at_s = self._clock() + _RETRY_S
+
+    # -- removing --------------------------------------------------------------------------------
+
+    def _forget(self, key: BlockHash, slot: int) -> None:
+        """Remove a bad block, unless its key has another slot by now."""
+
+        def work(txn: lmdb.Transaction) -> list[Entry | None]:
+            entry = self._index.get(txn, key)
+            return [self._index.remove(txn, key)] if entry and entry.slot == slot else []
+
+        self._space.evicted += [entry.key for entry in self._remove(work)]
+
+    def _remove_keys(self, txn: lmdb.Transaction, keys: Sequence[BlockHash]) -> list[Entry | None]:
+        return [self._index.remove(txn, key) for key in keys]
+
+    def _remove(self, work: Callable[[lmdb.Transaction], list[Entry | None]]) -> list[Entry]:
+        """Run a transaction that removes entries; their slots are free once it is on disk."""
+
+        def whole(txn: lmdb.Transaction) -> list[Entry | None]:
+            self._space.write_touched(txn)
+            return work(txn)
+
+        try:
+            gone = [entry for entry in self._index.write(whole) if entry is not None]
+        except lmdb.Error as error:
+            self._turn_off(error)  # what could not be removed is found bad, or cold, again
+            return []
+        self._space.touched_written()
+        self._space.give(entry.slot for entry in gone)
+        return gone
+
+    def _took_out(self, entries: Sequence[Entry]) -> None:
+        self._space.give(entry.slot for entry in entries)
+        self._space.evicted += [entry.key for entry in entries]
+
+    # -- finding ---------------------------------------------------------------------------------
+
+    def _best_child(
+        self, txn: lmdb.Transaction, parent: BlockHash, tokens: bytes
+    ) -> DiskBlock | None:
+        """The block after ``parent`` that shares most leading tokens, at least one."""
+        best: Entry | None = None
+        best_shared = 0
+        for child in self._index.children(txn, parent):
+            shared = _shared_tokens(child.tokens, tokens)
+            if shared > best_shared:
+                best, best_shared = child, shared
+        if best is None:
+            return None
+        record = BlockRecord(BlockHash(best.key), parent, token_ids_of(best.tokens))
+        return DiskBlock(record, best.slot)
+
+    def _check_size(self, view: memoryview) -> None:
+        if view.nbytes != self._layout.payload_bytes:
+            raise StoreError(
+                f"a block has {self._layout.payload_bytes} bytes, not {view.nbytes}",
+                bytes=view.nbytes,
+            )
+
+
+def _is_full(error: Exception) -> bool:
+    code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
+    return code in NO_SPACE
+
+
+def _shared_tokens(left: bytes, right: bytes) -> int:
+    """Number of leading tokens that two runs of 4-byte ids share."""
+    most = min(len(left), len(right)) // 4
+    if left[: 4 * most] == right[: 4 * most]:
+        return most
+    return next(i for i in range(most) if left[4 * i : 4 * i + 4] != right[4 * i : 4 * i + 4])

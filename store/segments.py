@@ -1,0 +1,164 @@
+"""Segment files: fixed-size slots for records, allocated one by one and given back one by one.
+
+A slot number names a place for good: segment ``slot // slots_per_segment``, and in it offset
+``slot % slots_per_segment`` times the slot's size. Files are sparse: a slot takes disk space from
+:meth:`SegmentFiles.allocate` until :meth:`SegmentFiles.punch`, whatever was in it before.
+
+Must not know which slots are in use; the block store does. Used by one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from sessionkv.store.directory import disk_bytes, sync_folder
+
+# Large, so that few files are open; they are sparse, so their size costs nothing.
+SEGMENT_BYTES = 2**30
+_MAX_OPEN = 64
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
+
+
+class SegmentFiles:
+    """The segment files in one folder."""
+
+    def __init__(self, folder: Path, slot_bytes: int) -> None:
+        """Look at the files that are there; makes none."""
+        self.slots_per_segment = max(1, SEGMENT_BYTES // slot_bytes)
+        self._folder = folder
+        self._slot_bytes = slot_bytes
+        self._files: dict[int, int] = {}
+        self._unsynced: set[int] = set()
+        self._numbers = {int(path.stem[8:]) for path in folder.glob("segment-*.kv")}
+        self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        self._fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+    def end_slot(self) -> int:
+        """One past the last slot that any file reaches into."""
+        end = 0
+        for number in self._numbers:
+            size = self._path(number).stat().st_size
+            slots = min(-(-size // self._slot_bytes), self.slots_per_segment)
+            end = max(end, number * self.slots_per_segment + slots)
+        return end
+
+    def allocate(self, slot: int) -> None:
+        """Give the slot disk space, so that writing it cannot find the disk full.
+
+        Raises:
+            OSError: ENOSPC among others.
+        """
+        number, offset = self._place(slot)
+        is_new = number not in self._numbers
+        os.posix_fallocate(self._open(number, create=True), offset, self._slot_bytes)
+        if is_new:
+            sync_folder(self._folder)
+
+    def punch(self, slot: int, count: int = 1) -> bool:
+        """Give back the disk space of ``count`` slots of one segment; False where unsupported."""
+        number, offset = self._place(slot)
+        if number not in self._numbers:
+            return True
+        mode = _KEEP_SIZE | _PUNCH_HOLE
+        if self._fallocate(self._open(number), mode, offset, count * self._slot_bytes) == 0:
+            return True
+        code = ctypes.get_errno()
+        if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return False
+        raise OSError(code, os.strerror(code), str(self._path(number)))
+
+    def truncate(self, end_slot: int) -> None:
+        """Drop everything from ``end_slot`` on."""
+        last, offset = self._place(end_slot)
+        for number in sorted(self._numbers):
+            if number > last or (number == last and offset == 0):
+                if (fd := self._files.pop(number, None)) is not None:
+                    os.close(fd)
+                self._path(number).unlink()
+                self._numbers.discard(number)
+                self._unsynced.discard(number)
+            elif number == last:
+                size = self._path(number).stat().st_size
+                os.ftruncate(self._open(number), min(offset, size))
+
+    def write(self, slot: int, buffers: Sequence[bytes | memoryview]) -> None:
+        """Write buffers one after another from the slot's start; durable after :meth:`sync`.
+
+        Raises:
+            OSError: The slot may hold anything now.
+        """
+        number, offset = self._place(slot)
+        fd = self._open(number)
+        self._unsynced.add(number)
+        left = [memoryview(buffer).cast("B") for buffer in buffers]
+        while left:
+            done = os.pwritev(fd, left, offset)
+            offset += done
+            left = _rest(left, done)
+
+    def read(self, slot: int, buffers: Sequence[bytearray | memoryview]) -> bool:
+        """Fill buffers one after another from the slot's start; False when the file is too short.
+
+        Raises:
+            OSError: The device failed.
+        """
+        number, offset = self._place(slot)
+        if number not in self._numbers:
+            return False
+        try:
+            fd = self._open(number)
+        except FileNotFoundError:
+            return False
+        left = [memoryview(buffer).cast("B") for buffer in buffers]
+        while left:
+            done = os.preadv(fd, left, offset)
+            if done == 0:
+                return False
+            offset += done
+            left = _rest(left, done)
+        return True
+
+    def sync(self) -> None:
+        """Make all writes durable."""
+        for number in sorted(self._unsynced):
+            os.fdatasync(self._open(number))
+        self._unsynced.clear()
+
+    def used_bytes(self) -> int:
+        """Bytes of disk that the files take."""
+        return disk_bytes(self._folder, "segment-*.kv")
+
+    def close(self) -> None:
+        """Close all files; they are opened again when needed."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+    def _place(self, slot: int) -> tuple[int, int]:
+        number, index = divmod(slot, self.slots_per_segment)
+        return number, index * self._slot_bytes
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"segment-{number:06d}.kv"
+
+    def _open(self, number: int, *, create: bool = False) -> int:
+        fd = self._files.get(number)
+        if fd is None:
+            if len(self._files) >= _MAX_OPEN:
+                self.close()
+            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            fd = self._files[number] = os.open(self._path(number), flags, 0o600)
+            self._numbers.add(number)
+        return fd
+
+
+def _rest(buffers: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of the buffers after ``done`` bytes."""
+    while buffers and done >= len(buffers[0]):
+        done -= len(buffers[0])
+        buffers = buffers[1:]
+    return [buffers[0][done:], *buffers[1:]] if done else buffers
