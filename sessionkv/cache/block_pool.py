@@ -1,0 +1,274 @@
+"""Ids of the blocks of one tier (device or host): which are free, held, and next to go.
+
+Each block is exactly one of *filling* (one writer, a sequence or a transfer, whose writing counts
+as its lease; others may hold it besides), *leased* (not filling, held by at least one), *cached*
+(held by none, named by the index) and *free*. Leases forbid eviction; retention only orders it. A
+block without a key is in no index and is freed with its last lease.
+
+Order of eviction: by rank of retention; in a rank unfilled tails before full blocks; then least
+recently held first. A released block joins the hot end of rank 0 whatever its true rank, and is
+moved to the hot end of its own list when it reaches the cold end: all lists so stay in order of
+last use, and a rank that changes costs nothing until it matters.
+
+Knows ids and keys only: no contents, no index, no other tier.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from sessionkv.cache.retention_view import RetentionView, Unretained
+from sessionkv.types import BlockHash, Tier
+
+_Lru = OrderedDict[int, None]
+"""Block ids, coldest first. The C-implemented linked list gives O(1) at both ends and inside."""
+
+
+class LeaseError(RuntimeError):
+    """A lease, a block or a receipt was used in a way that its state forbids: a defect."""
+
+
+class BlockState(enum.Enum):
+    """What a block is; see the module's docstring."""
+
+    FREE = "free"
+    FILLING = "filling"
+    LEASED = "leased"
+    CACHED = "cached"
+
+
+class BlockPool:
+    """Free list, leases and eviction order of ``num_blocks`` blocks. All calls O(blocks named)."""
+
+    def __init__(
+        self, tier: Tier, num_blocks: int, *, retention: RetentionView | None = None
+    ) -> None:
+        self.tier = tier
+        self.num_blocks = num_blocks
+        self._rank = (retention or Unretained()).rank
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._freed: dict[int, None] = {}
+        self._num_filling = 0
+        self._leases = [0] * num_blocks
+        self._filling = bytearray(num_blocks)
+        self._unfilled = bytearray(num_blocks)
+        self._keys: list[BlockHash | None] = [None] * num_blocks
+        self._lists: dict[tuple[int, bool], _Lru] = {
+            (0, False): OrderedDict(),
+            (0, True): OrderedDict(),
+        }
+        self._list_of: list[_Lru | None] = [None] * num_blocks
+        self._cold_list: dict[int, _Lru] = {}
+
+    # -- questions
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated."""
+        return len(self._free)
+
+    @property
+    def num_filling(self) -> int:
+        """Blocks being written."""
+        return self._num_filling
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks held by none and named by the index."""
+        return sum(map(len, self._lists.values()))
+
+    @property
+    def num_leased(self) -> int:
+        """Blocks held by at least one and not being written."""
+        return self.num_blocks - self.num_free - self._num_filling - self.num_cached
+
+    def key(self, block: int) -> BlockHash | None:
+        """Key under which the index names the block, None for a private or free one."""
+        return self._keys[block]
+
+    def num_leases(self, block: int) -> int:
+        """Holders of the block, its writer among them."""
+        return self._leases[block]
+
+    def state(self, block: int) -> BlockState:
+        """State of one block."""
+        if self._filling[block]:
+            return BlockState.FILLING
+        if self._leases[block]:
+            return BlockState.LEASED
+        return BlockState.FREE if self._list_of[block] is None else BlockState.CACHED
+
+    # -- filling
+
+    def allocate(self, count: int) -> list[int]:
+        """Take free blocks; each is filling and held once, by its writer.
+
+        Raises:
+            LeaseError: There are fewer free blocks.
+        """
+        if count > len(self._free):
+            raise LeaseError(f"{count} blocks of {self.tier} asked for, {len(self._free)} are free")
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._leases[block] = 1
+            self._filling[block] = 1
+            self._freed.pop(block, None)
+        self._num_filling += count
+        return blocks
+
+    def finish_fill(self, block: int, key: BlockHash | None, *, unfilled: bool = False) -> None:
+        """The writer is done and keeps its lease; ``key`` None leaves the block private."""
+        self._end_fill(block)
+        self._keys[block] = key
+        self._unfilled[block] = unfilled
+
+    def abandon_fill(self, block: int) -> None:
+        """The writer gives up and ends its lease; the block is freed with the last one."""
+        self._end_fill(block)
+        self._keys[block] = None
+        self.release(block)
+
+    def reopen(self, block: int) -> None:
+        """The only holder of an unfilled block goes on writing it; the index may still name it."""
+        if self._leases[block] != 1 or self._filling[block] or not self._unfilled[block]:
+            raise LeaseError(f"block {block} of {self.tier} cannot be written in place")
+        self._filling[block] = 1
+        self._num_filling += 1
+
+    def _end_fill(self, block: int) -> None:
+        if not self._filling[block]:
+            raise LeaseError(f"block {block} of {self.tier} is not being written")
+        self._filling[block] = 0
+        self._num_filling -= 1
+
+    # -- leases
+
+    def lease(self, block: int) -> None:
+        """Hold a cached, leased or filling block."""
+        if self._leases[block] == 0:
+            self._unlist(block)
+        elif self._cold_list:
+            self._cold_list.pop(block, None)
+        self._leases[block] += 1
+
+    def lease_for_move(self, block: int) -> None:
+        """Hold a block while it is copied away: not a use, so it returns to where it was taken.
+
+        If a sequence holds it meanwhile, its release counts as one after all.
+        """
+        taken_from = self._list_of[block]
+        if taken_from is not None:
+            self._cold_list[block] = taken_from
+            self._unlist(block)
+        elif self._leases[block] == 0:
+            raise LeaseError(f"block {block} of {self.tier} is free")
+        self._leases[block] += 1
+
+    def release(self, block: int, *, to_cold_end: bool = False) -> None:
+        """End one lease; with the last one the block is cached, or free where it has no key.
+
+        Raises:
+            LeaseError: Nobody holds the block.
+        """
+        left = self._leases[block] - 1
+        if left < 0:
+            raise LeaseError(f"block {block} of {self.tier} released twice")
+        self._leases[block] = left
+        if left:
+            return
+        if self._filling[block]:
+            self._leases[block] = 1
+            raise LeaseError(f"block {block} of {self.tier} released while being written")
+        cold = self._cold_list.pop(block, None) if self._cold_list else None
+        if self._keys[block] is None:
+            self._to_free(block)
+            return
+        into = self._lists[0, not self._unfilled[block]] if cold is None else cold
+        into[block] = None
+        self._list_of[block] = into
+        if to_cold_end or cold is not None:
+            into.move_to_end(block, last=False)
+
+    def release_chain(self, blocks: Iterable[int]) -> None:
+        """Release blocks given from the end of their chain to its start, so that ends go first."""
+        for block in blocks:
+            self.release(block)
+
+    def forget(self, block: int) -> None:
+        """The index no longer names the block: it is free now, or with its last lease."""
+        self._keys[block] = None
+        if self._leases[block] == 0:
+            self._unlist(block)
+            self._to_free(block)
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Blocks that became free since the last call and still are."""
+        freed = tuple(self._freed)
+        self._freed.clear()
+        return freed
+
+    def _to_free(self, block: int) -> None:
+        self._unfilled[block] = 0
+        self._free.append(block)
+        self._freed[block] = None
+
+    def _unlist(self, block: int) -> None:
+        listed = self._list_of[block]
+        if listed is None:
+            raise LeaseError(f"block {block} of {self.tier} is free")
+        del listed[block]
+        self._list_of[block] = None
+
+    # -- order of eviction
+
+    def coldest(self, count: int) -> list[int]:
+        """Up to ``count`` cached blocks in the order in which they are to go.
+
+        Settles blocks whose rank has changed into their lists on the way: each is moved once for
+        each time it was released, so the cost is O(count) amortised.
+        """
+        if count <= 0:
+            return []
+        self._sink_lapsed()
+        found: list[int] = []
+        done: set[tuple[int, bool]] = set()
+        while len(found) < count and (waiting := self._lists.keys() - done):
+            place = min(waiting)
+            done.add(place)
+            self._collect(place, count, found)
+        return found
+
+    def _collect(self, place: tuple[int, bool], count: int, found: list[int]) -> None:
+        """Add blocks of one list to ``found``; those of a higher rank move to their own list."""
+        rank, full = place
+        risen: list[tuple[int, int]] = []
+        for block in self._lists[place]:
+            true_rank = self._rank_of(block)
+            if true_rank > rank:
+                risen.append((block, true_rank))
+                continue
+            found.append(block)
+            if len(found) == count:
+                break
+        for block, true_rank in risen:
+            self._move(block, (true_rank, full))
+
+    def _sink_lapsed(self) -> None:
+        """Blocks at a cold end whose rank has fallen go to the cold end of rank 0."""
+        for place in [place for place in self._lists if place[0] > 0]:
+            blocks = self._lists[place]
+            while blocks and self._rank_of(first := next(iter(blocks))) < place[0]:
+                self._move(first, (0, place[1]))
+                self._lists[0, place[1]].move_to_end(first, last=False)
+
+    def _move(self, block: int, place: tuple[int, bool]) -> None:
+        self._unlist(block)
+        into = self._lists.setdefault(place, OrderedDict())
+        into[block] = None
+        self._list_of[block] = into
+
+    def _rank_of(self, block: int) -> int:
+        key = self._keys[block]
+        return 0 if key is None else self._rank(key, self.tier)

@@ -1,0 +1,177 @@
+"""The tokens of one sequence with the hash of each full block, every block hashed once.
+
+``hash_i = sha256(tag || parent_i || count || tokens as u32 little-endian)``. The parent is the hash
+of the block before (the identity's root for block 0), except at the first block past the public
+prefix: there it is ``sha256(tag || hash before || framed tenant)``. The tenant so enters through the
+parent, which every record names: blocks of two tenants share no parent from there on, so neither a
+full nor a partial match can cross, in memory or on disk.
+
+An unfilled tail is keyed alike under a tag of its own. Pure: no memory, no tiers, no tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+
+from sessionkv.cache.identity import frame
+from sessionkv.types import BlockHash, BlockRecord
+
+_TAG_FULL = b"sessionkv/block/full"
+_TAG_PARTIAL = b"sessionkv/block/partial"
+_TAG_TENANT = b"sessionkv/block/tenant"
+
+
+def full_key(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Chain hash of a full block."""
+    return _key(_TAG_FULL, parent, token_ids)
+
+
+def partial_key(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Key of an unfilled tail; never equal to a chain hash."""
+    return _key(_TAG_PARTIAL, parent, token_ids)
+
+
+def tenant_parent(before: BlockHash, tenant: str) -> BlockHash:
+    """Parent of the first block past the public prefix."""
+    return BlockHash(hashlib.sha256(_TAG_TENANT + before + frame(tenant.encode())).digest())
+
+
+def _key(tag: bytes, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    count = len(token_ids)
+    return BlockHash(
+        hashlib.sha256(tag + parent + struct.pack(f"<I{count}I", count, *token_ids)).digest()
+    )
+
+
+class TokenChain:
+    """Tokens and block hashes of one sequence. Grows at the end; owned by one sequence.
+
+    Args:
+        root: :meth:`KVIdentity.root_hash`.
+        block_size: Tokens a block.
+        tenant: Whose blocks these are, past the public prefix.
+        public_tokens: Length of the prefix that all tenants may share; only whole blocks of it are.
+        token_ids: Tokens so far, each below 2**32.
+        hashes: Hashes of the first blocks of ``token_ids`` where they are known already; only the
+            rest is hashed.
+
+    Raises:
+        ValueError: ``hashes`` covers more than ``token_ids``.
+    """
+
+    __slots__ = (
+        "_block_tokens",
+        "_hashes",
+        "_tenant_block",
+        "_tenant_parent",
+        "_token_ids",
+        "block_size",
+        "root",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        root: BlockHash,
+        block_size: int,
+        *,
+        tenant: str,
+        public_tokens: int = 0,
+        token_ids: Iterable[int] = (),
+        hashes: Iterable[BlockHash] = (),
+    ) -> None:
+        self.root = root
+        self.block_size = block_size
+        self.tenant = tenant
+        self._tenant_block = public_tokens // block_size
+        self._tenant_parent: BlockHash | None = None
+        self._token_ids = list(token_ids)
+        self._hashes = list(hashes)
+        self._block_tokens: list[tuple[int, ...]] = []
+        if len(self._hashes) * block_size > len(self._token_ids):
+            raise ValueError(
+                f"{len(self._hashes)} hashes of {block_size} tokens for {len(self._token_ids)} tokens"
+            )
+        self._hash_new_blocks()
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self._token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens; grown through :meth:`append` and :meth:`extend` only."""
+        return self._token_ids
+
+    @property
+    def hashes(self) -> list[BlockHash]:
+        """Hash of each full block; a view, not to be changed."""
+        return self._hashes
+
+    def append(self, token_id: int) -> None:
+        """Add one token; hashes a block when it completes it."""
+        self._token_ids.append(token_id)
+        if len(self._token_ids) % self.block_size == 0:
+            self._hash_new_blocks()
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Add tokens. O(tokens added)."""
+        self._token_ids.extend(token_ids)
+        self._hash_new_blocks()
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first ``num_tokens`` tokens."""
+        if not 0 <= num_tokens <= len(self._token_ids):
+            raise ValueError(f"cannot cut a chain of {len(self)} tokens to {num_tokens}")
+        num_blocks = num_tokens // self.block_size
+        del self._token_ids[num_tokens:]
+        del self._hashes[num_blocks:]
+        del self._block_tokens[num_blocks:]
+        if num_blocks < self._tenant_block:
+            self._tenant_parent = None
+
+    def parent(self, block: int) -> BlockHash:
+        """Parent of block number ``block``, which may be the first one not full."""
+        before = self._hashes[block - 1] if block else self.root
+        if block != self._tenant_block:
+            return before
+        if self._tenant_parent is None:
+            self._tenant_parent = tenant_parent(before, self.tenant)
+        return self._tenant_parent
+
+    def starts_domain(self, block: int) -> bool:
+        """Whether the parent of ``block`` is no block's hash but the root or a tenant's start."""
+        return block == 0 or block == self._tenant_block
+
+    def block_tokens(self, num_blocks: int) -> list[tuple[int, ...]]:
+        """Tokens of each full block, at least the first ``num_blocks``; made once, a view."""
+        made = self._block_tokens
+        size = self.block_size
+        tokens = self._token_ids
+        made.extend(
+            tuple(tokens[start : start + size])
+            for start in range(len(made) * size, num_blocks * size, size)
+        )
+        return made
+
+    def block_record(self, block: int) -> BlockRecord:
+        """Record of full block number ``block``."""
+        tokens = self.block_tokens(block + 1)[block]
+        return BlockRecord(self._hashes[block], self.parent(block), tokens)
+
+    def tail_record(self, num_tokens: int) -> BlockRecord | None:
+        """Record of the unfilled block of the first ``num_tokens`` tokens, None where all are full."""
+        block, fill = divmod(num_tokens, self.block_size)
+        if fill == 0:
+            return None
+        parent = self.parent(block)
+        tokens = tuple(self._token_ids[num_tokens - fill : num_tokens])
+        return BlockRecord(partial_key(parent, tokens), parent, tokens)
+
+    def _hash_new_blocks(self) -> None:
+        size = self.block_size
+        for block in range(len(self._hashes), len(self._token_ids) // size):
+            tokens = self._token_ids[block * size : (block + 1) * size]
+            self._hashes.append(full_key(self.parent(block), tokens))

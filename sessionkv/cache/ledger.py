@@ -1,0 +1,91 @@
+"""Counts of the KV cache as plain data: where blocks are now, and what has happened so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sessionkv.types import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TierLedger:
+    """Blocks of one tier by state; the four always sum to ``total``."""
+
+    total: int
+    free: int
+    filling: int
+    leased: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the cache holds now. Bytes are counts times the size of an extent."""
+
+    device: TierLedger
+    host: TierLedger
+    sequences: int
+    transfers_in_flight: int
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held: no sequence, no transfer, no lease."""
+        tiers = (self.device, self.host)
+        return not (
+            self.sequences
+            or self.transfers_in_flight
+            or any(tier.filling or tier.leased for tier in tiers)
+        )
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start, in blocks.
+
+    Attributes:
+        looked_up: Full prompt blocks that admissions looked for; not those after a preemption.
+        hit: How many of them were found.
+        evicted: By tier, blocks dropped from it.
+        lost: Blocks that left every tier.
+        moved: By source and target, blocks whose copy succeeded.
+        failed: By source and target, blocks whose copy did not.
+        corrupt: Blocks whose bytes were found damaged.
+        duplicates: Blocks computed while the same content was cached already.
+    """
+
+    looked_up: int = 0
+    hit: int = 0
+    evicted: dict[Tier, int] = field(default_factory=dict)
+    lost: int = 0
+    moved: dict[tuple[Tier, Tier], int] = field(default_factory=dict)
+    failed: dict[tuple[Tier, Tier], int] = field(default_factory=dict)
+    corrupt: int = 0
+    duplicates: int = 0
+
+    def count_eviction(self, tier: Tier) -> None:
+        """A block was dropped from ``tier``."""
+        self.evicted[tier] = self.evicted.get(tier, 0) + 1
+
+    def count_move(self, source: Tier, target: Tier, *, succeeded: bool) -> None:
+        """A copy of a block was answered."""
+        counts = self.moved if succeeded else self.failed
+        counts[source, target] = counts.get((source, target), 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """The ledger, the counters and the waste, as of one moment.
+
+    Attributes:
+        wasted_device_slots: Token slots of allocated device blocks that hold no KV.
+        wasted_host_slots: The same for the host.
+        dirty_blocks: Blocks asked to be on disk that are not yet.
+        indexed_blocks: Distinct blocks of content in memory.
+    """
+
+    ledger: Ledger
+    counters: Counters
+    wasted_device_slots: int
+    wasted_host_slots: int
+    dirty_blocks: int
+    indexed_blocks: int
