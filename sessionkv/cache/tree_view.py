@@ -9,7 +9,7 @@ from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree_state import TreeState, is_unnamed
 from sessionkv.cache.turns import Node, SessionKeys, format_node_id, unpack_tokens
 from sessionkv.config import LimitsConfig
-from sessionkv.errors import NodeNotFound, SessionNotFound
+from sessionkv.errors import NodeNotFound, SessionNotFound, TurnKind
 from sessionkv.types import BlockHash, HeadRecord, KeyRecord, NodeRecord
 
 
@@ -77,6 +77,17 @@ class TreeView:
     def num_turns(self, node_id: int) -> int:
         """Turns from the root to the node; the root is none."""
         return self._node(node_id).depth
+
+    def check_kind(self, node_id: int, kind: str) -> None:
+        """See whether a turn of this kind may follow the node.
+
+        Raises:
+            NodeNotFound: There is no such node.
+            TurnKind: The session has turns of the other kind.
+        """
+        node = self._node(node_id)
+        if node.depth and node.record.kind != kind:
+            raise TurnKind(f"the session has {node.record.kind} turns; this is a {kind} turn")
 
     def num_tokens(self, node_id: int) -> int:
         """Tokens of the log up to the node's end."""

@@ -1,0 +1,297 @@
+"""Moves of heads on the tree of turns: fork, branch, rewind, pins, deletion, expiry, undoing."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice, takewhile
+from typing import TypeVar
+
+from sessionkv.cache.retention import Retention
+from sessionkv.cache.tree_checks import check_name, check_pin, check_turns
+from sessionkv.cache.tree_state import Transaction, is_unnamed
+from sessionkv.cache.tree_view import TreeView, no_node
+from sessionkv.cache.turns import UNNAMED_PREFIX, Change, Node, format_node_id
+from sessionkv.config import LimitsConfig
+from sessionkv.errors import InvalidRequest, Overloaded, RewindBeyondRoot, SessionExists
+from sessionkv.types import DeleteHead, DeleteKey, HeadRecord, PutHead
+
+_R = TypeVar("_R")
+MAX_UNNAMED = 100_000
+UNNAMED_TTL_S = 30 * 24 * 3600.0
+EXPIRE_BATCH = 1_000
+"""Heads and keys that one call of :meth:`TreeHeads.expire` handles: transactions stay small."""
+
+
+class TreeHeads(TreeView):
+    """The part of :class:`~sessionkv.cache.tree.TurnTree` that adds no nodes. One thread."""
+
+    def __init__(self, limits: LimitsConfig, retention: Retention, *, max_unnamed: int) -> None:
+        """Start empty."""
+        super().__init__(limits, retention)
+        self._max_unnamed = max_unnamed
+        self._serials = 0
+        self._last_serial = 0
+
+    def fork(
+        self, tenant: str, source: str, name: str | None, *, now: float, node_id: int | None = None
+    ) -> Change:
+        """New head on the source's node, or on an ancestor of it; O(1). Pins are not copied.
+
+        Args:
+            tenant: Whose sessions.
+            source: An existing session.
+            name: Of the new one; None lets the tree name it, and it is kept for 30 days.
+            now: Wall-clock seconds.
+            node_id: A node on the source's path.
+
+        Raises:
+            SessionNotFound, NodeNotFound, InvalidRequest, SessionExists, Overloaded: As named.
+        """
+        head = self.head(tenant, source)
+        node = self._state.nodes[head.node_id]
+        if node_id is not None:
+            node = self._on_path(node, node_id)
+        if name is None:
+            return self._branch(tenant, node, head.history, now)
+        check_name("name", name, self._limits.session_name_bytes)
+        if (tenant, name) in self._state.heads:
+            raise SessionExists(f"there is a session named {name!r}")
+        self._check_new_name("name", name)
+        transaction = Transaction(self._state)
+        new = fresh_head(tenant, name, node, head.history, now)
+        transaction.do(PutHead(new))
+        return self._change(transaction, new)
+
+    def branch(self, tenant: str, node_id: int, *, now: float, history: str = "keep") -> Change:
+        """New unnamed head on any of the tenant's nodes; the oldest go where there are too many.
+
+        Raises:
+            NodeNotFound: The tenant has no such node.
+        """
+        node = self._state.nodes.get(node_id)
+        if node is None or node.tenant != tenant:
+            raise no_node(node_id)
+        return self._branch(tenant, node, history, now)
+
+    def rewind(self, tenant: str, name: str, turns: int, *, now: float) -> Change:
+        """Move the head ``turns`` nodes up; nodes that no head reaches go with it. O(turns).
+
+        Raises:
+            SessionNotFound: There is no such session.
+            InvalidRequest: ``turns`` is not a positive integer.
+            RewindBeyondRoot: There are fewer turns.
+        """
+        head = self.head(tenant, name)
+        node = self._state.nodes[head.node_id]
+        check_turns(turns)
+        if turns > node.depth:
+            raise RewindBeyondRoot(
+                f"the session has {node.depth} turns; {turns} were to be taken back",
+                turns=turns,
+                num_turns=node.depth,
+            )
+        target = node
+        for _ in range(turns):
+            target = target.parent or target
+        return self._move(head, target, now)
+
+    def move_head(self, tenant: str, name: str, node_id: int, *, now: float) -> Change:
+        """Move the head to an ancestor of its node, or to the same node.
+
+        Raises:
+            SessionNotFound, NodeNotFound: As named.
+        """
+        head = self.head(tenant, name)
+        return self._move(head, self._on_path(self._state.nodes[head.node_id], node_id), now)
+
+    def pin(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        tier: str,
+        now: float,
+        ttl_s: float | None = None,
+        priority: int = 50,
+    ) -> Change:
+        """Let the session's blocks leave ``tier`` last; replaces its earlier pin. O(history).
+
+        Raises:
+            SessionNotFound: There is no such session.
+            InvalidRequest: Tier, time or priority is not allowed.
+            PinRefused: All live pins in the tier would need more than 80% of its cap.
+        """
+        head = self.head(tenant, name)
+        place = check_pin(tier, ttl_s, priority)
+        node = self._state.nodes[head.node_id]
+        self.retention.check_pin(place, [key for owner in node.up() for key in owner.keys])
+        return self._put_head(
+            replace(
+                head,
+                pin_tier=place.value,
+                pin_expires_s=None if ttl_s is None else now + ttl_s,
+                pin_priority=priority,
+                updated_s=now,
+            )
+        )
+
+    def unpin(self, tenant: str, name: str, *, now: float) -> Change:
+        """Take the session's pin off, if it has one.
+
+        Raises:
+            SessionNotFound: There is no such session.
+        """
+        return self._put_head(replace(_unpinned(self.head(tenant, name)), updated_s=now))
+
+    def touch(self, tenant: str, name: str, *, now: float) -> Change:
+        """Mark the session as used.
+
+        Raises:
+            SessionNotFound: There is no such session.
+        """
+        return self._put_head(replace(self.head(tenant, name), updated_s=now))
+
+    def delete(self, tenant: str, name: str) -> Change:
+        """Delete the head, and every node that no other head reaches.
+
+        Raises:
+            SessionNotFound: There is no such session.
+        """
+        head = self.head(tenant, name)
+        transaction = Transaction(self._state)
+        self._delete_head(transaction, head)
+        return self._change(transaction, None)
+
+    def expire(self, now: float) -> Change | None:
+        """Let what ran out fall off: pins, unnamed heads, idempotency keys. None if nothing did.
+
+        O(what runs out); at most :data:`EXPIRE_BATCH` of each, the rest next time.
+        """
+        transaction = Transaction(self._state)
+        for head in self._take_ended_pins(now):
+            transaction.do(PutHead(_unpinned(head)))
+            path = self._state.nodes[head.node_id].up()
+            self.retention.note_lapsed(key for node in path for key in node.keys)
+        for head in _leading(self._state.unnamed.values(), "updated_s", now - UNNAMED_TTL_S):
+            self._delete_head(transaction, head)
+        oldest = now - self._limits.idempotency_ttl_s
+        for key in _leading(self._state.keys.values(), "created_s", oldest):
+            transaction.do(DeleteKey(key.tenant, key.key))
+        return self._change(transaction, None) if transaction.ops else None
+
+    def revert(self, change: Change) -> None:
+        """Take back the last change that was not yet taken back, because its commit failed.
+
+        Raises:
+            ValueError: It is not the last one.
+        """
+        if change.serial != self._last_serial:
+            raise ValueError("changes are taken back last first, and once")
+        nodes = dict(change.nodes)
+        for op in change.undo:
+            self._state.apply(op, nodes, [])
+        self._last_serial = change.previous
+
+    def _on_path(self, node: Node, node_id: int) -> Node:
+        """The ancestor of that id, ``node`` included."""
+        for ancestor in node.up():
+            if ancestor.record.node_id == node_id:
+                return ancestor
+        raise no_node(node_id)
+
+    def _check_new_name(self, field: str, name: str) -> None:
+        if is_unnamed(name):
+            raise InvalidRequest(field, name, f"a name that does not begin with {UNNAMED_PREFIX}")
+        if self.num_sessions >= self._limits.sessions:
+            raise Overloaded(
+                f"there are {self.num_sessions} sessions, as many as may be; delete some",
+                retry_after_s=60.0,
+                sessions=self.num_sessions,
+            )
+
+    def _branch(self, tenant: str, node: Node, history: str, now: float) -> Change:
+        stem = name = UNNAMED_PREFIX + format_node_id(node.record.node_id)
+        count = 1
+        while (tenant, name) in self._state.heads:
+            count += 1
+            name = f"{stem}.{count}"
+        head = fresh_head(tenant, name, node, history, now)
+        transaction = Transaction(self._state)
+        # The new head first: it may keep nodes that the oldest would take along.
+        transaction.do(PutHead(head))
+        while len(self._state.unnamed) > self._max_unnamed:
+            self._delete_head(transaction, next(iter(self._state.unnamed.values())))
+        return self._change(transaction, head)
+
+    def _move(self, head: HeadRecord, target: Node, now: float) -> Change:
+        before = self._state.nodes[head.node_id]
+        moved = replace(head, node_id=target.record.node_id, updated_s=now)
+        transaction = Transaction(self._state)
+        transaction.do(PutHead(moved))
+        transaction.free_from(before)
+        return self._change(transaction, moved)
+
+    def _put_head(self, head: HeadRecord) -> Change:
+        transaction = Transaction(self._state)
+        transaction.do(PutHead(head))
+        return self._change(transaction, head)
+
+    def _delete_head(self, transaction: Transaction, head: HeadRecord) -> None:
+        transaction.do(DeleteHead(head.tenant, head.name))
+        transaction.free_from(self._state.nodes[head.node_id])
+
+    def _take_ended_pins(self, now: float) -> Iterator[HeadRecord]:
+        ends = self._state.pin_ends
+        for _ in range(EXPIRE_BATCH):
+            if not ends or ends[0][0] > now:
+                return
+            expires_s, head_id = heapq.heappop(ends)
+            head = self._state.heads.get(head_id)
+            if head is not None and head.pin_expires_s == expires_s:
+                yield head
+
+    def _change(
+        self, transaction: Transaction, head: HeadRecord | None, *, node_id: int | None = None
+    ) -> Change:
+        """Close the transaction: it gets its place in the order of changes."""
+        previous = self._last_serial
+        self._serials += 1
+        self._last_serial = self._serials
+        return Change(
+            ops=tuple(transaction.ops),
+            head=head,
+            node_id=node_id,
+            freed_node_ids=transaction.freed_node_ids(),
+            freed_keys=transaction.freed_keys(),
+            serial=self._last_serial,
+            previous=previous,
+            undo=tuple(reversed(transaction.undo)),
+            nodes=transaction.nodes,
+        )
+
+
+def fresh_head(tenant: str, name: str, node: Node, history: str, now: float) -> HeadRecord:
+    """A head that was never moved or pinned."""
+    return HeadRecord(
+        tenant=tenant,
+        name=name,
+        node_id=node.record.node_id,
+        pin_tier="",
+        pin_expires_s=None,
+        pin_priority=0,
+        history=history,
+        created_s=now,
+        updated_s=now,
+    )
+
+
+def _unpinned(head: HeadRecord) -> HeadRecord:
+    return replace(head, pin_tier="", pin_expires_s=None, pin_priority=0)
+
+
+def _leading(records: Iterable[_R], stamp: str, until_s: float) -> list[_R]:
+    """Records at the front of a queue that are not younger than ``until_s``, at most a batch."""
+    ended = takewhile(lambda record: getattr(record, stamp) <= until_s, records)
+    return list(islice(ended, EXPIRE_BATCH))

@@ -1,0 +1,198 @@
+"""Builders for the tree of turns: a strict journal in memory, chains of made-up hashes, turns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sessionkv.cache.retention import Retention
+from sessionkv.cache.tree import Change, NewNode, Opening, TurnTree
+from sessionkv.config import LimitsConfig
+from sessionkv.types import (
+    BlockHash,
+    DeleteHead,
+    DeleteKey,
+    DeleteNode,
+    HeadRecord,
+    JournalOp,
+    JournalState,
+    KeyRecord,
+    NodeRecord,
+    PutHead,
+    PutKey,
+    PutNode,
+    Tier,
+)
+
+B = 4
+TENANT = "local"
+BLOCK_BYTES = 100
+
+
+def full_hashes(token_ids: Sequence[int]) -> list[BlockHash]:
+    """One made-up hash for each full block, of everything up to its end."""
+    return [_digest("full", token_ids[:end]) for end in range(B, len(token_ids) + 1, B)]
+
+
+def tail_key(token_ids: Sequence[int]) -> BlockHash | None:
+    """Key of the unfilled block when all but the last token have KV."""
+    written = token_ids[: max(len(token_ids) - 1, 0)]
+    return _digest("tail", written) if len(written) % B else None
+
+
+def _digest(kind: str, token_ids: Sequence[int]) -> BlockHash:
+    return BlockHash(hashlib.sha256(f"{kind}{list(token_ids)}".encode()).digest())
+
+
+def new_turn(history: Sequence[int], delta: Sequence[int], kind: str = "chat") -> NewNode:
+    """A turn that adds ``delta`` to the log ``history``."""
+    log = [*history, *delta]
+    return NewNode(
+        kind=kind,
+        token_ids=delta,
+        num_incoming_tokens=len(delta) // 2,
+        hashes=full_hashes(log),
+        tail_key=tail_key(log),
+        num_messages=2,
+        incoming_blob=b"in",
+        reply_blob=b"out",
+        finish_reason="stop",
+        num_unwritten_tokens=1,
+    )
+
+
+ROOT = NewNode(kind="root", token_ids=(), num_incoming_tokens=0, hashes=())
+
+
+def key_record(key: str, created_s: float, tenant: str = TENANT) -> KeyRecord:
+    return KeyRecord(tenant, key, b"digest", b"answer " + key.encode(), created_s)
+
+
+@dataclass
+class DictJournal:
+    """What a correct journal does with operations, strictly: a wrong one raises."""
+
+    nodes: dict[int, NodeRecord] = field(default_factory=dict)
+    heads: dict[tuple[str, str], HeadRecord] = field(default_factory=dict)
+    keys: dict[tuple[str, str], KeyRecord] = field(default_factory=dict)
+    next_node_id: int = 1
+
+    def commit(self, ops: Sequence[JournalOp]) -> None:
+        for op in ops:
+            self._apply(op)
+        used = {head.node_id for head in self.heads.values()}
+        used |= {node.parent_id for node in self.nodes.values() if node.parent_id is not None}
+        if used != set(self.nodes):
+            raise ValueError(f"reached {sorted(used)}, kept {sorted(self.nodes)}")
+
+    def _apply(self, op: JournalOp) -> None:
+        match op:
+            case PutNode(node):
+                if node.node_id < self.next_node_id and node.node_id in self.nodes:
+                    raise ValueError(f"node {node.node_id} put twice")
+                self.nodes[node.node_id] = node
+                self.next_node_id = max(self.next_node_id, node.node_id + 1)
+            case DeleteNode(node_id):
+                del self.nodes[node_id]
+            case PutHead(head):
+                self.heads[head.tenant, head.name] = head
+            case DeleteHead(tenant, name):
+                del self.heads[tenant, name]
+            case PutKey(key):
+                if (key.tenant, key.key) in self.keys:
+                    raise ValueError(f"key {key.key} put twice")
+                self.keys[key.tenant, key.key] = key
+            case DeleteKey(tenant, key):
+                del self.keys[tenant, key]
+
+    def state(self) -> JournalState:
+        return JournalState(
+            tuple(self.nodes[node_id] for node_id in sorted(self.nodes)),
+            tuple(self.heads.values()),
+            tuple(self.keys.values()),
+            self.next_node_id,
+        )
+
+
+class Sessions:
+    """A tree with its journal: every change is committed at once."""
+
+    def __init__(self, limits: LimitsConfig | None = None, *, max_unnamed: int = 100_000) -> None:
+        self.limits = limits or LimitsConfig()
+        self.max_unnamed = max_unnamed
+        self.caps = {Tier.DEVICE: 1000, Tier.HOST: 2000, Tier.DISK: 100_000}
+        self.journal = DictJournal()
+        self.tree = self.load(DictJournal())
+
+    def load(self, journal: DictJournal) -> TurnTree:
+        return TurnTree.load(
+            journal.state(),
+            self.limits,
+            Retention(block_bytes=BLOCK_BYTES, caps=self.caps),
+            block_size=B,
+            max_unnamed=self.max_unnamed,
+        )
+
+    def restart(self) -> None:
+        """Forget memory and load the journal, hashes included."""
+        self.tree = self.load(self.journal)
+        attach_all(self.tree)
+
+    def commit(self, change: Change) -> Change:
+        self.journal.commit(change.ops)
+        return change
+
+    def open(self, name: str, now: float = 1.0, **said: bytes | str) -> Change:
+        opening = Opening(**said)  # type: ignore[arg-type]
+        return self.commit(self.tree.open(TENANT, name, root=ROOT, opening=opening, now=now))
+
+    def turn(self, name: str, delta: Sequence[int], *, now: float = 2.0, **more: object) -> Change:
+        return self.commit(self.begin_turn(name, delta, now=now, **more))
+
+    def begin_turn(
+        self,
+        name: str,
+        delta: Sequence[int],
+        *,
+        now: float = 2.0,
+        kind: str = "chat",
+        **more: object,
+    ) -> Change:
+        """The change of a turn, not yet in the journal."""
+        base = self.tree.head(TENANT, name).node_id
+        history = self.tree.tokens_of(more.get("parent_id") or base)  # type: ignore[arg-type]
+        new = new_turn(history, delta, kind)
+        return self.tree.append_turn(TENANT, name, new, base_id=base, now=now, **more)  # type: ignore[arg-type]
+
+    def tokens(self, name: str) -> list[int]:
+        return self.tree.tokens_of(self.tree.head(TENANT, name).node_id)
+
+
+def attach_all(tree: TurnTree) -> None:
+    for node_id in tree.unattached():
+        log = tree.tokens_of(node_id)
+        tree.attach_hashes(node_id, full_hashes(log), tail_key(log))
+
+
+def snapshot(tree: TurnTree) -> dict[str, object]:
+    """All there is in a tree, retention included, in comparable form."""
+    state, retention = tree._state, tree.retention
+    return {
+        "nodes": {
+            node_id: (
+                node.record,
+                node.parent and node.parent.record.node_id,
+                (node.start, node.end, node.depth, node.tenant, node.heads, node.children),
+                dict(node.pins),
+                node.keys,
+            )
+            for node_id, node in state.nodes.items()
+        },
+        "heads": dict(state.heads),
+        "unnamed": dict(state.unnamed),
+        "keys": dict(state.keys),
+        "names": {key: list(names) for key, names in state._names.items() if names},
+        "owners": dict(retention._owners),
+        "pins": {tier: dict(pins) for tier, pins in retention._pins.items()},
+    }

@@ -1,0 +1,311 @@
+"""The tree against a model that knows only lists; the journal is loaded after every step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
+
+from sessionkv.cache.tree import Opening
+from sessionkv.config import LimitsConfig
+from sessionkv.errors import Overloaded, PinRefused, RewindBeyondRoot, SessionExists
+from sessionkv.types import Tier
+from tests.builders.tree import (
+    BLOCK_BYTES,
+    ROOT,
+    TENANT,
+    Sessions,
+    attach_all,
+    full_hashes,
+    key_record,
+    snapshot,
+    tail_key,
+)
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
+# Few different tokens, so that sessions often share content without sharing turns.
+DELTAS = st.lists(st.integers(0, 1), min_size=1, max_size=11)
+TTL_S = 50.0
+MONTH_S = 30 * 86400.0
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Model: a session is its list of turns, each a (node id, tokens) pair, and its pin."""
+
+    @initialize()
+    def start(self) -> None:
+        limits = LimitsConfig(sessions=4, idempotency_keys=3, idempotency_ttl_s=TTL_S)
+        self.s = Sessions(limits, max_unnamed=2)
+        self.now = 1.0
+        self.turns: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
+        self.pins: dict[str, tuple[Tier, float | None]] = {}
+        self.used: dict[str, float] = {}
+        self.keys: dict[str, float] = {}
+        self.num_keys = 0
+
+    # Helpers
+
+    def tick(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def pick(self, data: st.DataObject) -> str | None:
+        return data.draw(st.sampled_from(sorted(self.turns))) if self.turns else None
+
+    def done(self, data: st.DataObject, make) -> object:
+        """Make the change, now and then failing to commit it once before."""
+        if data.draw(st.booleans(), label="commit fails first"):
+            before, next_id = snapshot(self.s.tree), self.s.tree._next_node_id
+            self.s.tree.revert(make())
+            assert snapshot(self.s.tree) == before
+            # The id is lost, which no journal ever saw; keep the two comparable.
+            self.s.tree._next_node_id = next_id
+        owners_before = set(self.s.tree.retention._owners)
+        change = self.s.commit(make())
+        gone = owners_before - set(self.s.tree.retention._owners)
+        assert set(change.freed_keys) == gone
+        assert len(change.freed_keys) == len(gone)
+        # After a restart a head may have come to a turn whose tail nobody has told yet.
+        attach_all(self.s.tree)
+        return change
+
+    def drop_oldest_unnamed(self) -> None:
+        unnamed = [name for name in self.turns if name.startswith("~")]
+        for name in sorted(unnamed, key=lambda name: self.used[name])[: max(0, len(unnamed) - 2)]:
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        del self.turns[name], self.used[name]
+        self.pins.pop(name, None)
+
+    def named(self) -> list[str]:
+        return [name for name in self.turns if not name.startswith("~")]
+
+    # Rules
+
+    @rule(name=NAMES, data=st.data())
+    def open(self, name: str, data: st.DataObject) -> None:
+        now = self.tick()
+        if name not in self.turns and len(self.named()) == 4:
+            with pytest.raises(Overloaded):
+                self.s.open(name, now=now)
+            return
+        change = self.done(
+            data, lambda: self.s.tree.open(TENANT, name, root=ROOT, opening=Opening(), now=now)
+        )
+        if name in self.turns:
+            assert change.ops == ()
+        else:
+            self.turns[name] = [(change.node_id, ())]
+            self.used[name] = now
+
+    @rule(delta=DELTAS, data=st.data(), with_key=st.booleans(), edited=st.booleans())
+    def turn(self, delta: list[int], data: st.DataObject, with_key: bool, edited: bool) -> None:
+        name = self.pick(data)
+        if name is None:
+            return
+        now = self.tick()
+        turns = self.turns[name]
+        depth = data.draw(st.integers(1, len(turns))) if edited else len(turns)
+        more = {"parent_id": turns[depth - 1][0]} if edited else {}
+        if with_key:
+            self.num_keys += 1
+            more["key"] = key_record(f"k{self.num_keys}", now)
+        change = self.done(data, lambda: self.s.begin_turn(name, delta, now=now, **more))
+        self.turns[name] = [*turns[:depth], (change.node_id, tuple(delta))]
+        self.used[name] = now
+        if with_key:
+            self.keys[f"k{self.num_keys}"] = now
+            self.keys = dict(list(self.keys.items())[-3:])
+
+    @rule(name=NAMES, data=st.data(), unnamed=st.booleans())
+    def fork(self, name: str, data: st.DataObject, unnamed: bool) -> None:
+        source = self.pick(data)
+        if source is None:
+            return
+        now = self.tick()
+        depth = data.draw(st.integers(1, len(self.turns[source])))
+        node_id = self.turns[source][depth - 1][0]
+        target = None if unnamed else name
+
+        def make():
+            return self.s.tree.fork(TENANT, source, target, now=now, node_id=node_id)
+
+        if target in self.turns:
+            with pytest.raises(SessionExists):
+                make()
+            return
+        if target and len(self.named()) == 4:
+            with pytest.raises(Overloaded):
+                make()
+            return
+        change = self.done(data, make)
+        assert change.head.name == target or change.head.name.startswith("~")
+        self.turns[change.head.name] = self.turns[source][:depth]
+        self.used[change.head.name] = now
+        self.drop_oldest_unnamed()
+
+    @rule(data=st.data(), turns=st.integers(1, 4))
+    def rewind(self, data: st.DataObject, turns: int) -> None:
+        name = self.pick(data)
+        if name is None:
+            return
+        now = self.tick()
+        if turns >= len(self.turns[name]):
+            with pytest.raises(RewindBeyondRoot):
+                self.s.tree.rewind(TENANT, name, turns, now=now)
+            return
+        self.done(data, lambda: self.s.tree.rewind(TENANT, name, turns, now=now))
+        self.turns[name] = self.turns[name][:-turns]
+        self.used[name] = now
+
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        name = self.pick(data)
+        if name is not None:
+            self.done(data, lambda: self.s.tree.delete(TENANT, name))
+            self.forget(name)
+
+    @rule(data=st.data(), tier=st.sampled_from(Tier), ttl_s=st.sampled_from([None, 3.0, 20.0]))
+    def pin(self, data: st.DataObject, tier: Tier, ttl_s: float | None) -> None:
+        name = self.pick(data)
+        if name is None:
+            return
+        now = self.tick()
+
+        def make():
+            return self.s.tree.pin(TENANT, name, tier=tier.value, now=now, ttl_s=ttl_s)
+
+        wanted = self.pinned()[tier] | set(self.owned_by(name))
+        if len(wanted) * BLOCK_BYTES > self.s.caps[tier] * 0.8:
+            with pytest.raises(PinRefused) as error:
+                make()
+            assert error.value.details["needed_bytes"] == len(wanted) * BLOCK_BYTES
+            return
+        self.done(data, make)
+        self.pins[name] = (tier, None if ttl_s is None else now + ttl_s)
+        self.used[name] = now
+
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        name = self.pick(data)
+        if name is None:
+            return
+        now = self.tick()
+        self.done(data, lambda: self.s.tree.unpin(TENANT, name, now=now))
+        self.pins.pop(name, None)
+        self.used[name] = now
+
+    @rule(data=st.data(), waited_s=st.sampled_from([1.0, 5.0, 60.0, MONTH_S]))
+    def expire(self, data: st.DataObject, waited_s: float) -> None:
+        self.now += waited_s
+        if self.s.tree.expire(self.now) is not None:
+            # What was taken could only be taken once: go back to before by loading.
+            self.restart()
+            self.done(data, lambda: self.s.tree.expire(self.now))
+        for name, (_, end) in list(self.pins.items()):
+            if end is not None and end <= self.now:
+                del self.pins[name]
+        for name in [n for n in self.turns if n.startswith("~")]:
+            if self.used[name] + MONTH_S <= self.now:
+                self.forget(name)
+        self.keys = {key: at for key, at in self.keys.items() if at + TTL_S > self.now}
+
+    @rule()
+    def restart(self) -> None:
+        self.s.restart()
+
+    # Model answers
+
+    def node_keys(self, name: str, depth: int) -> list[bytes]:
+        turns = self.turns[name]
+        before = [t for _, tokens in turns[: depth - 1] for t in tokens]
+        log = before + list(turns[depth - 1][1])
+        keys = full_hashes(log)[len(full_hashes(before)) :]
+        node_id = turns[depth - 1][0]
+        on_it = any(other[-1][0] == node_id for other in self.turns.values())
+        tail = tail_key(log) if depth > 1 else None
+        return [*keys, tail] if on_it and tail is not None else keys
+
+    def owned_by(self, name: str) -> list[bytes]:
+        return [
+            key
+            for depth in range(1, len(self.turns[name]) + 1)
+            for key in self.node_keys(name, depth)
+        ]
+
+    def pinned(self) -> dict[Tier, set[bytes]]:
+        found: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
+        for name, (tier, _) in self.pins.items():
+            found[tier].update(self.owned_by(name))
+        return found
+
+    # Invariants
+
+    @invariant()
+    def logs_are_those_of_the_model(self) -> None:
+        tree = self.s.tree
+        names = [head.name for head in tree.list_heads(TENANT)[0]]
+        assert names == sorted(self.named())
+        live = {node_id for turns in self.turns.values() for node_id, _ in turns}
+        assert tree.num_nodes == len(live)
+        for name, turns in self.turns.items():
+            head = tree.head(TENANT, name)
+            log = [token for _, tokens in turns for token in tokens]
+            assert head.node_id == turns[-1][0]
+            assert tree.num_turns(head.node_id) == len(turns) - 1
+            assert tree.tokens_of(head.node_id) == log
+            assert tree.hashes_of(head.node_id) == full_hashes(log)
+            assert tree.num_tokens(head.node_id) == len(log)
+        for key in (f"k{i}" for i in range(1, self.num_keys + 1)):
+            at = self.keys.get(key)
+            known = at is not None and at + TTL_S > self.now
+            assert (tree.find_key(TENANT, key, now=self.now) is not None) == known
+
+    @invariant()
+    def ranks_are_what_heads_and_pins_reach(self) -> None:
+        retention = self.s.tree.retention
+        owned = {key for name in self.turns for key in self.owned_by(name)}
+        pinned = self.pinned()
+        assert set(retention._owners) == owned
+        for tier in Tier:
+            assert retention.pinned_bytes(tier) == len(pinned[tier]) * BLOCK_BYTES
+            for key in owned:
+                assert retention.rank(key, tier) == (2 if key in pinned[tier] else 1)
+
+    @invariant()
+    def bytes_of_sessions_sum_to_all_that_is_retained(self) -> None:
+        tree = self.s.tree
+        exclusive = 0
+        shared: set[bytes] = set()
+        for name in self.turns:
+            keys = tree.session_keys(TENANT, name)
+            assert [*keys.exclusive, *keys.shared] != [] or not self.owned_by(name)
+            assert sorted(keys.exclusive + keys.shared) == sorted(self.owned_by(name))
+            exclusive += len(keys.exclusive)
+            shared.update(keys.shared)
+            others = {k for other in self.turns if other != name for k in self.owned_by(other)}
+            assert set(keys.exclusive) == set(self.owned_by(name)) - others
+        assert exclusive + len(shared) == tree.retention.num_keys
+
+    @invariant()
+    def loading_the_journal_gives_what_is_in_memory(self) -> None:
+        again = self.s.load(self.s.journal)
+        attach_all(again)
+        assert snapshot(again) == snapshot(self.s.tree)
+        assert again._next_node_id == self.s.tree._next_node_id
+
+
+TestTree = TreeMachine.TestCase
+TestTree.settings = settings(
+    max_examples=100,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)

@@ -1,0 +1,549 @@
+import pytest
+
+from sessionkv.cache.turns import NewNode, format_node_id, pack_tokens, parse_node_id, unpack_tokens
+from sessionkv.config import LimitsConfig
+from sessionkv.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    NodeNotFound,
+    Overloaded,
+    PinRefused,
+    RewindBeyondRoot,
+    SessionBusy,
+    SessionDiffers,
+    SessionExists,
+    SessionNotFound,
+    StoreUnavailable,
+    TurnKind,
+)
+from sessionkv.types import (
+    DeleteHead,
+    DeleteKey,
+    DeleteNode,
+    JournalState,
+    PutHead,
+    PutKey,
+    PutNode,
+    Tier,
+)
+from tests.builders.tree import (
+    ROOT,
+    TENANT,
+    Sessions,
+    full_hashes,
+    key_record,
+    new_turn,
+    snapshot,
+    tail_key,
+)
+
+
+def kinds(change):
+    return [type(op) for op in change.ops]
+
+
+def test_open_makes_root_and_head_in_one_transaction():
+    s = Sessions()
+    change = s.open("a", system=b"digest")
+    assert kinds(change) == [PutNode, PutHead]
+    assert change.node_id == 1
+    assert change.head == s.tree.head(TENANT, "a")
+    assert s.tree.num_turns(1) == 0
+    assert s.tree.path(1)[0].kind == "root"
+
+
+def test_resume_writes_nothing_and_inherits_what_is_not_said():
+    s = Sessions()
+    s.open("a", system=b"S", tools=b"T", history="follow")
+    for said in ({}, {"system": b"S"}, {"tools": b"T"}, {"history": "follow"}):
+        change = s.open("a", now=9.0, **said)
+        assert change.ops == ()
+        assert change.head.node_id == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"system": b"X"}, "system"),
+        ({"system": b""}, "system"),
+        ({"tools": b"X"}, "tools"),
+        ({"system": b"ST", "tools": b""}, "system"),
+        ({"history": "keep"}, "history"),
+    ],
+)
+def test_resume_with_something_else_is_refused(said, field):
+    s = Sessions()
+    s.open("a", system=b"S", tools=b"T", history="follow")
+    before = snapshot(s.tree)
+    with pytest.raises(SessionDiffers) as error:
+        s.open("a", **said)
+    assert error.value.details == {"field": field}
+    assert snapshot(s.tree) == before
+
+
+def test_turn_is_node_head_and_key_in_one_transaction():
+    s = Sessions()
+    s.open("a")
+    key = key_record("k", 2.0)
+    change = s.turn("a", [1, 2, 3, 4, 5, 6], key=key)
+    assert kinds(change) == [PutNode, PutHead, PutKey]
+    assert change.head.node_id == change.node_id == 2
+    assert s.tokens("a") == [1, 2, 3, 4, 5, 6]
+    assert s.tree.hashes_of(2) == full_hashes([1, 2, 3, 4, 5, 6])
+    assert s.tree.record(2).chain_hash == full_hashes([1, 2, 3, 4, 5, 6])[0]
+    assert s.tree.find_key(TENANT, "k", now=3.0) == key
+
+
+def test_a_grown_tail_is_freed_unless_another_head_is_on_it():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2, 3, 4, 5, 6])
+    tail = tail_key([1, 2, 3, 4, 5, 6])
+    s.commit(s.tree.fork(TENANT, "a", "b", now=3.0))
+    assert s.turn("a", [7, 8, 9]).freed_keys == ()
+    assert s.turn("b", [7, 7]).freed_keys == (tail,)
+    assert s.tree.retention.rank(tail, Tier.DEVICE) == 0
+
+
+def test_a_block_is_owned_by_the_node_it_ends_in():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2, 3])
+    s.turn("a", [4, 5])
+    hashes = full_hashes([1, 2, 3, 4, 5])
+    assert s.tree.keys_of(2) == ()
+    # The last token has no KV yet, so the tail ends before it: nothing of block 1 is written.
+    assert s.tree.keys_of(3) == (hashes[0],)
+
+
+def test_turn_with_too_few_hashes_is_a_programming_error():
+    s = Sessions()
+    s.open("a")
+    with pytest.raises(ValueError, match="0 hashes for a log of 1 full blocks"):
+        s.tree.append_turn(TENANT, "a", NewNode("raw", range(4), 4, ()), base_id=1, now=2.0)
+    assert s.tree.num_nodes == 1
+
+
+def test_reserved_ids_are_used_once_and_never_come_back():
+    s = Sessions()
+    s.open("a")
+    reserved = s.tree.reserve_node_id()
+    s.open("b")
+    assert s.turn("a", [1], node_id=reserved).node_id == 2
+    with pytest.raises(ValueError, match="node id 2"):
+        s.begin_turn("a", [1], node_id=2)
+    with pytest.raises(ValueError, match="node id 99"):
+        s.begin_turn("a", [1], node_id=99)
+    s.commit(s.tree.delete(TENANT, "a"))
+    assert s.open("a").node_id == 4
+    s.restart()
+    assert s.turn("a", [1]).node_id == 5
+
+
+def test_turn_on_a_head_that_moved_is_refused_and_nothing_moves():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2])
+    before = snapshot(s.tree)
+    with pytest.raises(SessionBusy):
+        s.tree.append_turn(TENANT, "a", new_turn([], [9]), base_id=1, now=3.0)
+    assert snapshot(s.tree) == before
+
+
+def test_edited_history_moves_head_in_the_turns_own_transaction():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2, 3, 4, 5])
+    s.turn("a", [6, 7, 8, 9])
+    s.turn("a", [10, 11])
+    change = s.turn("a", [20, 21], parent_id=2)
+    assert kinds(change) == [PutNode, PutHead, DeleteNode, DeleteNode]
+    assert change.freed_node_ids == (4, 3)
+    assert s.tokens("a") == [1, 2, 3, 4, 5, 20, 21]
+    assert full_hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])[1] in change.freed_keys
+
+
+def test_edit_may_only_follow_an_own_ancestor():
+    s = Sessions()
+    s.open("a")
+    s.open("b")
+    s.turn("b", [1])
+    with pytest.raises(NodeNotFound):
+        s.begin_turn("a", [1], parent_id=3)
+
+
+@pytest.mark.parametrize(("first", "then"), [("chat", "raw"), ("raw", "chat")])
+def test_kinds_do_not_mix_until_rewound_to_the_root(first, then):
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1], kind=first)
+    with pytest.raises(TurnKind):
+        s.begin_turn("a", [2], kind=then)
+    with pytest.raises(TurnKind):
+        s.tree.check_kind(2, then)
+    s.commit(s.tree.rewind(TENANT, "a", 1, now=3.0))
+    assert s.turn("a", [2], kind=then).node_id == 3
+
+
+def test_a_root_is_not_a_turn():
+    s = Sessions()
+    s.open("a")
+    with pytest.raises(InvalidRequest, match="kind"):
+        s.tree.append_turn(TENANT, "a", ROOT, base_id=1, now=2.0)
+
+
+def test_fork_is_one_head_and_frees_or_copies_nothing():
+    s = Sessions()
+    s.open("a", history="follow")
+    s.turn("a", range(10))
+    s.commit(s.tree.pin(TENANT, "a", tier="host", now=2.0))
+    change = s.commit(s.tree.fork(TENANT, "a", "b", now=3.0))
+    assert kinds(change) == [PutHead]
+    assert (change.head.node_id, change.head.history, change.head.pin_tier) == (2, "follow", "")
+    assert s.tokens("b") == s.tokens("a")
+
+
+def test_fork_from_an_earlier_turn():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2])
+    s.turn("a", [3])
+    assert s.tree.fork(TENANT, "a", "b", now=3.0, node_id=2).head.node_id == 2
+    assert s.tokens("b") == [1, 2]
+
+
+def test_fork_refusals_move_nothing():
+    s = Sessions()
+    s.open("a")
+    s.open("b")
+    before = snapshot(s.tree)
+    for source, name, node_id, error in (
+        ("a", "b", None, SessionExists),
+        ("nope", "c", None, SessionNotFound),
+        ("a", "c", 2, NodeNotFound),
+        ("a", "c", 77, NodeNotFound),
+        ("a", "", None, InvalidRequest),
+        ("a", "~c", None, InvalidRequest),
+    ):
+        with pytest.raises(error):
+            s.tree.fork(TENANT, source, name, now=3.0, node_id=node_id)
+    assert snapshot(s.tree) == before
+
+
+def test_rewind_frees_turns_that_no_head_reaches_in_its_transaction():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2, 3, 4, 5])
+    s.turn("a", [6, 7, 8, 9])
+    s.turn("a", [10, 11, 12, 13])
+    change = s.commit(s.tree.rewind(TENANT, "a", 2, now=5.0))
+    assert kinds(change) == [PutHead, DeleteNode, DeleteNode]
+    assert change.freed_node_ids == (4, 3)
+    log = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    assert set(change.freed_keys) == {*full_hashes(log)[1:]}
+    assert s.tokens("a") == [1, 2, 3, 4, 5]
+
+
+def test_rewind_keeps_turns_that_a_fork_reaches():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2, 3, 4, 5])
+    s.turn("a", [6, 7, 8, 9, 10, 11])
+    s.commit(s.tree.fork(TENANT, "a", "b", now=3.0))
+    change = s.commit(s.tree.rewind(TENANT, "a", 1, now=4.0))
+    assert (change.freed_node_ids, change.freed_keys) == ((), ())
+    assert s.tokens("b") == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("turns", [0, -1, True, 1.0, "1", None])
+def test_rewind_wants_a_positive_integer(turns):
+    s = Sessions()
+    s.open("a")
+    with pytest.raises(InvalidRequest, match="turns"):
+        s.tree.rewind(TENANT, "a", turns, now=2.0)
+
+
+def test_rewind_beyond_the_root_moves_nothing():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1])
+    before = snapshot(s.tree)
+    with pytest.raises(RewindBeyondRoot) as error:
+        s.tree.rewind(TENANT, "a", 2, now=2.0)
+    assert error.value.details == {"turns": 2, "num_turns": 1}
+    assert snapshot(s.tree) == before
+
+
+def test_move_head_goes_up_the_own_path_only():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1])
+    s.commit(s.tree.fork(TENANT, "a", "b", now=2.0))
+    s.turn("b", [2])
+    with pytest.raises(NodeNotFound):
+        s.tree.move_head(TENANT, "a", 3, now=3.0)
+    assert s.commit(s.tree.move_head(TENANT, "b", 2, now=3.0)).freed_node_ids == (3,)
+    assert s.commit(s.tree.move_head(TENANT, "b", 2, now=4.0)).freed_node_ids == ()
+
+
+def test_delete_frees_what_no_other_head_reaches():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2, 3, 4, 5])
+    s.commit(s.tree.fork(TENANT, "a", "b", now=3.0))
+    s.turn("b", [6, 7, 8])
+    change = s.commit(s.tree.delete(TENANT, "b"))
+    assert kinds(change) == [DeleteHead, DeleteNode]
+    assert change.head is None
+    log = list(range(1, 9))
+    assert change.freed_keys == (tail_key(log), full_hashes(log)[1])
+    assert s.commit(s.tree.delete(TENANT, "a")).freed_node_ids == (2, 1)
+    assert (s.tree.num_nodes, s.tree.retention.num_keys) == (0, 0)
+    with pytest.raises(SessionNotFound):
+        s.tree.delete(TENANT, "a")
+
+
+def test_equal_content_of_two_sessions_is_freed_with_the_last():
+    s = Sessions()
+    for name in ("a", "b"):
+        s.open(name)
+        s.turn(name, [1, 2, 3, 4, 5])
+    hashes = full_hashes([1, 2, 3, 4, 5])
+    assert s.tree.session_keys(TENANT, "a").shared == tuple(hashes)
+    assert s.commit(s.tree.delete(TENANT, "a")).freed_keys == ()
+    assert s.tree.session_keys(TENANT, "b").exclusive == tuple(hashes)
+    assert s.commit(s.tree.delete(TENANT, "b")).freed_keys == tuple(hashes)
+
+
+def test_tenants_do_not_see_each_other():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1])
+    with pytest.raises(SessionNotFound):
+        s.tree.head("other", "a")
+    with pytest.raises(NodeNotFound):
+        s.tree.branch("other", 2, now=3.0)
+    assert s.tree.list_heads("other") == ([], None)
+    s.restart()
+    with pytest.raises(NodeNotFound):
+        s.tree.branch("other", 2, now=3.0)
+
+
+def test_unnamed_heads_get_names_of_their_node_and_are_kept_30_days():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1])
+    names = [s.commit(s.tree.branch(TENANT, 2, now=10.0 + i)).head.name for i in range(3)]
+    assert names == ["~n-2", "~n-2.2", "~n-2.3"]
+    assert s.commit(s.tree.fork(TENANT, "a", None, now=13.0)).head.name == "~n-2.4"
+    s.turn("~n-2", [2, 3], now=20.0)
+    days_30 = 30 * 86400.0
+    change = s.commit(s.tree.expire(days_30 + 12.0))
+    assert [op.name for op in change.ops if isinstance(op, DeleteHead)] == ["~n-2.2", "~n-2.3"]
+    assert s.tree.expire(days_30 + 12.5) is None
+    assert s.tokens("~n-2") == [1, 2, 3]
+
+
+def test_oldest_unnamed_heads_make_room_for_new_ones():
+    s = Sessions(max_unnamed=2)
+    s.open("a")
+    s.turn("a", [1])
+    for i in range(2):
+        s.commit(s.tree.branch(TENANT, 2, now=10.0 + i))
+    s.commit(s.tree.touch(TENANT, "~n-2", now=15.0))
+    change = s.commit(s.tree.branch(TENANT, 1, now=16.0))
+    assert kinds(change) == [PutHead, DeleteHead]
+    assert change.ops[1].name == "~n-2.2"
+    assert s.tree.num_sessions == 1
+
+
+def test_branching_from_the_oldest_unnamed_head_keeps_its_node():
+    s = Sessions(max_unnamed=1)
+    s.open("a")
+    s.turn("a", [1])
+    s.commit(s.tree.branch(TENANT, 2, now=3.0))
+    s.turn("~n-2", [2])
+    change = s.commit(s.tree.branch(TENANT, 3, now=4.0))
+    assert change.freed_node_ids == ()
+    assert s.tokens("~n-3") == [1, 2]
+
+
+def test_too_many_sessions_is_overloaded_and_forks_count():
+    s = Sessions(LimitsConfig(sessions=2))
+    s.open("a")
+    s.commit(s.tree.fork(TENANT, "a", "b", now=2.0))
+    for make in (
+        lambda: s.open("c"),
+        lambda: s.tree.fork(TENANT, "a", "c", now=2.0),
+    ):
+        with pytest.raises(Overloaded) as error:
+            make()
+        assert error.value.details["sessions"] == 2
+    assert s.open("a").ops == ()
+    s.commit(s.tree.delete(TENANT, "b"))
+    assert s.open("c").node_id == 2
+
+
+def test_keys_are_bounded_expire_and_conflict():
+    s = Sessions(LimitsConfig(idempotency_keys=2, idempotency_ttl_s=100.0))
+    s.commit(s.tree.record_key(key_record("k1", 1.0), now=1.0))
+    s.commit(s.tree.record_key(key_record("k2", 2.0), now=2.0))
+    with pytest.raises(IdempotencyConflict):
+        s.tree.record_key(key_record("k2", 3.0), now=3.0)
+    change = s.commit(s.tree.record_key(key_record("k3", 3.0), now=3.0))
+    assert change.ops == (DeleteKey(TENANT, "k1"), PutKey(key_record("k3", 3.0)))
+    assert s.tree.find_key(TENANT, "k1", now=3.0) is None
+    assert s.tree.find_key("other", "k2", now=3.0) is None
+    # Run out but not yet swept: absent for look-ups, replaced by a new one.
+    assert s.tree.find_key(TENANT, "k2", now=102.0) is None
+    again = s.commit(s.tree.record_key(key_record("k2", 102.0), now=102.0))
+    assert kinds(again) == [DeleteKey, PutKey]
+    assert [op.key for op in s.commit(s.tree.expire(103.0)).ops] == ["k3"]
+    assert s.tree.find_key(TENANT, "k2", now=103.0) == key_record("k2", 102.0)
+
+
+def test_refused_key_leaves_the_turn_undone():
+    s = Sessions()
+    s.open("a")
+    s.commit(s.tree.record_key(key_record("k", 1.0), now=1.0))
+    before = snapshot(s.tree)
+    with pytest.raises(IdempotencyConflict):
+        s.begin_turn("a", [1], key=key_record("k", 2.0))
+    assert snapshot(s.tree) == before
+
+
+def test_changes_are_taken_back_last_first_and_once():
+    s = Sessions(LimitsConfig(idempotency_keys=1))
+    s.open("a")
+    s.turn("a", [1, 2, 3, 4, 5], key=key_record("k1", 2.0))
+    s.commit(s.tree.pin(TENANT, "a", tier="host", now=2.0, ttl_s=5.0))
+    before = snapshot(s.tree)
+    changes = [
+        s.begin_turn("a", [6, 7, 8, 9], key=key_record("k2", 3.0)),
+        s.tree.fork(TENANT, "a", "b", now=4.0),
+        s.tree.rewind(TENANT, "a", 2, now=4.0),
+        s.tree.expire(8.0),
+        s.tree.delete(TENANT, "a"),
+    ]
+    with pytest.raises(ValueError, match="last first"):
+        s.tree.revert(changes[0])
+    for change in reversed(changes):
+        s.tree.revert(change)
+    assert snapshot(s.tree) == before
+    with pytest.raises(ValueError, match="last first"):
+        s.tree.revert(changes[0])
+    assert s.turn("a", [6]).node_id == 4
+
+
+def test_list_is_by_name_in_pages_without_unnamed_ones():
+    s = Sessions()
+    for name in ("b", "a", "trip", "trip-2", "trip-10", "é", "\U0001f600"):
+        s.open(name)
+    s.commit(s.tree.branch(TENANT, 1, now=3.0))
+    everything, after = s.tree.list_heads(TENANT)
+    assert [head.name for head in everything] == sorted(
+        ["a", "b", "trip", "trip-10", "trip-2", "é", "\U0001f600"]
+    )
+    assert after is None
+    page, after = s.tree.list_heads(TENANT, prefix="trip", limit=2)
+    assert ([head.name for head in page], after) == (["trip", "trip-10"], "trip-10")
+    page, after = s.tree.list_heads(TENANT, prefix="trip", after=after, limit=2)
+    assert ([head.name for head in page], after) == (["trip-2"], None)
+    assert [head.name for head in s.tree.list_heads(TENANT, prefix="~")[0]] == ["~n-1"]
+
+
+def test_a_loaded_tree_knows_no_hashes_until_attached():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2, 3, 4, 5])
+    s.turn("a", [6, 7, 8, 9, 10, 11])
+    s.commit(s.tree.pin(TENANT, "a", tier="host", now=2.0))
+    warm = snapshot(s.tree)
+    s.tree = s.load(s.journal)
+    assert list(s.tree.unattached()) == [3]
+    assert s.tree.hashes_of(3) == []
+    assert s.tree.retention.num_keys == 0
+    log = s.tree.tokens_of(3)
+    s.tree.attach_hashes(3, full_hashes(log), tail_key(log))
+    assert list(s.tree.unattached()) == []
+    assert s.tree.hashes_of(3) == full_hashes(log)
+    assert s.tree.hashes_of(2) == full_hashes(log[:5])
+    assert snapshot(s.tree) == warm
+    s.tree.attach_hashes(3, full_hashes(log), None)
+    assert s.tree.retention.owners(tail_key(log)) == 0
+
+
+def test_a_turn_attaches_the_history_it_stands_on():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1, 2, 3, 4, 5])
+    s.tree = s.load(s.journal)
+    s.turn("a", [6, 7, 8])
+    assert s.tree.hashes_of(3) == full_hashes([1, 2, 3, 4, 5, 6, 7, 8])
+
+
+def test_load_refuses_a_journal_with_a_missing_node():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", [1])
+    state = s.journal.state()
+    for nodes in (state.nodes[1:], state.nodes[:1]):
+        with pytest.raises(StoreUnavailable):
+            type(s.tree).load(
+                JournalState(nodes, state.heads, (), 3),
+                s.limits,
+                s.tree.retention,
+                block_size=4,
+            )
+
+
+def test_pin_terms_and_refusals_move_nothing():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", range(4 * 9 + 1))
+    before = snapshot(s.tree)
+    for terms, field in (
+        ({"tier": "gpu"}, "tier"),
+        ({"tier": None}, "tier"),
+        ({"tier": "host", "ttl_s": 0}, "ttl_s"),
+        ({"tier": "host", "ttl_s": float("nan")}, "ttl_s"),
+        ({"tier": "host", "ttl_s": True}, "ttl_s"),
+        ({"tier": "host", "priority": 101}, "priority"),
+        ({"tier": "host", "priority": True}, "priority"),
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            s.tree.pin(TENANT, "a", now=2.0, **terms)
+        assert error.value.details["field"] == field
+    with pytest.raises(PinRefused) as refused:
+        s.tree.pin(TENANT, "a", tier="device", now=2.0)
+    assert refused.value.details == {
+        "tier": "device",
+        "needed_bytes": 900,
+        "allowed_bytes": 800,
+    }
+    assert snapshot(s.tree) == before
+
+
+def test_node_ids_outside():
+    assert format_node_id(42) == "n-42"
+    assert parse_node_id("n-42") == 42
+    for text in (
+        "42",
+        "n-",
+        "n-0",
+        "n-042",
+        "n--1",
+        "n-1 ",
+        "N-1",
+        "n-٣",
+        None,
+        42,
+        "n-" + "9" * 19,
+    ):
+        with pytest.raises(InvalidRequest):
+            parse_node_id(text)
+
+
+def test_tokens_are_packed_little_endian():
+    assert pack_tokens([1, 0x01020304]) == b"\x01\0\0\0\x04\x03\x02\x01"
+    assert unpack_tokens(pack_tokens([0, 7, 2**32 - 1])) == [0, 7, 2**32 - 1]
