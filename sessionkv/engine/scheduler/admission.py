@@ -1,0 +1,270 @@
+"""Which waiting sequence gets blocks now, from which tier, and which one had better wait.
+
+A sequence waits for the store to say what disk has (``LOOKUP``), for another one that is computing
+its next block, for a transfer that is loading it, or for room. All of these are bounded, and none
+holds blocks meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sessionkv.engine.scheduler.kv import KVCache
+from sessionkv.engine.scheduler.policy import LoadPolicy
+from sessionkv.engine.scheduler.queue import WaitingQueue
+from sessionkv.engine.scheduler.sequence import Sequence, SequenceState, Wait
+from sessionkv.engine.scheduler.transfers import TransferDesk
+from sessionkv.types import Admission, DiskQuery, DiskReceipt, Match
+
+MAX_IDLE_WAIT_STEPS = 16
+"""Steps without progress after which a sequence stops waiting for the one that fills its block."""
+
+PATIENCE_S = 0.5
+"""For so long others may be admitted past a sequence that finds no room; then they wait too."""
+
+_MAX_LOOKUPS = 2
+_MAX_TRIES_PER_STEP = 4
+_NOTHING_CACHED = Match(0, 0, 0)
+
+
+class Admitter:
+    """Admission of waiting sequences; the scheduler decides when and keeps the running ones."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        policy: LoadPolicy,
+        *,
+        queue: WaitingQueue,
+        desk: TransferDesk,
+        sequences: Mapping[int, Sequence],
+    ) -> None:
+        self._kv = kv
+        self._policy = policy
+        self._queue = queue
+        self._desk = desk
+        self._sequences = sequences
+        self._questions: list[tuple[int, DiskQuery]] = []
+        self._lookups: dict[int, float] = {}
+        self._waiters: set[int] = set()
+        self._epoch = 0
+        self._queue_version = 0
+        self._settled: tuple[int, int] | None = None
+        self._last_admission_at: float | None = None
+        self._interval_s = 1.0
+
+    @property
+    def retry_after_s(self) -> float:
+        """About when the queue will be one shorter: the smoothed time between admissions."""
+        return min(30.0, max(0.05, self._interval_s))
+
+    def room_changed(self) -> None:
+        """Blocks may have become available: those that found no room are worth another try."""
+        self._epoch += 1
+
+    # ---- looking up on disk --------------------------------------------------------------
+
+    def entered(self, sequence: Sequence, now: float) -> None:
+        """A sequence came into the queue; ask the store where its chain leaves RAM."""
+        self._queue_version += 1
+        if sequence.use_cache:
+            sequence.ram_tokens = self._whole_blocks(sequence)
+            self._look_up(sequence, now)
+
+    def returned(self, sequence: Sequence) -> None:
+        """A sequence that held blocks is back in the queue."""
+        self._queue_version += 1
+        self.room_changed()
+        sequence.ram_tokens = self._whole_blocks(sequence) if sequence.use_cache else 0
+        sequence.num_lookups = 0
+
+    def left(self, sequence: Sequence) -> None:
+        """It is out of the queue, admitted or not."""
+        self._lookups.pop(sequence.seq_id, None)
+        self._waiters.discard(sequence.seq_id)
+        sequence.wait = None
+        sequence.blocked_since = None
+
+    def _whole_blocks(self, sequence: Sequence) -> int:
+        """Most tokens that full blocks could give it; the last token is always computed."""
+        size = self._kv.block_size
+        return (len(sequence.token_ids) - 1) // size * size
+
+    def _look_up(self, sequence: Sequence, now: float) -> bool:
+        query = self._kv.disk_query(sequence.chain)
+        sequence.num_lookups += 1
+        if query is None:
+            return False
+        self._desk.give_back(sequence.receipt)
+        sequence.receipt = None
+        sequence.ram_tokens = query.first_token
+        sequence.state = SequenceState.LOOKUP
+        self._lookups[sequence.seq_id] = now
+        self._questions.append((sequence.seq_id, query))
+        return True
+
+    def take_lookups(self) -> list[tuple[int, DiskQuery]]:
+        """Questions for the store, each once."""
+        taken, self._questions = self._questions, []
+        return taken
+
+    def take_receipt(self, sequence: Sequence, receipt: DiskReceipt | None) -> bool:
+        """Whether the answer is of use; late ones still are as long as the sequence waits."""
+        if sequence.state is SequenceState.LOOKUP:
+            self._end_lookup(sequence)
+        elif sequence.state is not SequenceState.WAITING or sequence.receipt is not None:
+            return False
+        if receipt is None or not (receipt.blocks or receipt.tail):
+            return False
+        sequence.receipt = receipt
+        return True
+
+    def end_lookups(self, now: float, timeout_s: float) -> None:
+        """Sequences whose look-up takes too long go on without disk."""
+        while self._lookups:
+            seq_id, since = next(iter(self._lookups.items()))
+            if now - since < timeout_s:
+                return
+            self._end_lookup(self._sequences[seq_id])
+
+    def _end_lookup(self, sequence: Sequence) -> None:
+        del self._lookups[sequence.seq_id]
+        sequence.state = SequenceState.WAITING
+        self._queue_version += 1
+
+    def next_lookup_end(self, timeout_s: float) -> float | None:
+        """When :meth:`end_lookups` next has something to do."""
+        return next(iter(self._lookups.values())) + timeout_s if self._lookups else None
+
+    # ---- choosing ------------------------------------------------------------------------
+
+    def candidates(self, now: float, step_id: int) -> Iterator[Sequence]:
+        """Sequences worth trying to admit, best first; each is to be passed to :meth:`admit`.
+
+        Free of charge while nothing has changed since nobody could be admitted.
+        """
+        version = (self._epoch, self._queue_version)
+        if self._settled == version and not self._waiters:
+            return
+        ready = [
+            sequence
+            for sequence in self._queue
+            if sequence.state is SequenceState.WAITING and not self._still_waits(sequence, step_id)
+        ]
+        tries = 0
+        for sequence in self._queue.in_turn(ready, now):
+            if sequence.tried_epoch != self._epoch:
+                if tries == _MAX_TRIES_PER_STEP:
+                    return
+                yield sequence
+            if sequence.tried_epoch == self._epoch and sequence.blocked_since is not None:
+                tries += 1
+                if now - sequence.blocked_since >= PATIENCE_S:
+                    break
+        self._settled = version
+
+    def _still_waits(self, sequence: Sequence, step_id: int) -> bool:
+        wait = sequence.wait
+        if wait is None:
+            return False
+        if wait.transfer_id is not None:
+            return self._desk.is_under_way(wait.transfer_id)
+        filler = wait.filler
+        return (
+            filler is not None
+            and filler.fills_blocks
+            and filler.num_staged <= wait.progress
+            and step_id - wait.since_step < MAX_IDLE_WAIT_STEPS
+        )
+
+    def _should_wait(self, sequence: Sequence, match: Match, step_id: int) -> bool:
+        """Whether its next block is on its way already, by a transfer or another sequence."""
+        transfer_id = match.waits_for_transfer
+        if transfer_id is not None and self._desk.is_under_way(transfer_id):
+            sequence.wait = Wait(transfer_id=transfer_id)
+            return True
+        filler = self._sequences.get(match.waits_for) if match.waits_for is not None else None
+        if filler is None or not filler.fills_blocks:
+            return False
+        wait = sequence.wait
+        if wait is None or wait.filler is not filler or filler.num_staged > wait.progress:
+            sequence.wait = Wait(filler, None, filler.num_staged, step_id)
+            return True
+        return step_id - wait.since_step < MAX_IDLE_WAIT_STEPS
+
+    # ---- admitting -----------------------------------------------------------------------
+
+    def admit(self, sequence: Sequence, now: float, step_id: int, *, alone: bool) -> bool:
+        """Give a sequence its blocks, or note what it waits for.
+
+        Args:
+            sequence: One of :meth:`candidates`.
+            now: Time of the caller's clock.
+            step_id: Of the step being planned.
+            alone: Nothing else holds blocks, so that what has no room now never will have.
+
+        Returns:
+            Whether it is out of the queue: running, or fetching when it has transfers to wait for.
+        """
+        match = _NOTHING_CACHED
+        if sequence.use_cache:
+            match = self._kv.match(sequence.chain, sequence.receipt)
+            if self._should_wait(sequence, match, step_id):
+                self._waiters.add(sequence.seq_id)
+                return False
+            shrunk = match.num_tokens < sequence.ram_tokens
+            if shrunk and sequence.num_lookups < _MAX_LOOKUPS and self._look_up(sequence, now):
+                return False
+        admission = self._take_blocks(sequence, match)
+        if admission is None and alone and match.num_tokens:
+            # Holding what is matched can itself take the room that is missing (a tail is copied
+            # while its source is leased): then everything is computed.
+            self._desk.collect_spills()
+            if not self._desk.spills:
+                admission = self._take_blocks(sequence, _NOTHING_CACHED)
+        if admission is None:
+            sequence.tried_epoch = self._epoch
+            if sequence.blocked_since is None:
+                sequence.blocked_since = now
+            return False
+        self._admitted(sequence, admission, now)
+        return True
+
+    def _take_blocks(self, sequence: Sequence, match: Match) -> Admission | None:
+        """Lease what is matched and, where nothing has to be fetched, reserve the whole prompt."""
+        use_host = use_disk = True
+        if match.host_tokens or match.disk_tokens:
+            known = len(sequence.token_ids)
+            queued = self._queue.num_tokens - known
+            decision = self._policy.decide(match, known, queued)
+            use_host, use_disk = decision.use_host, decision.use_disk
+            sequence.load_reason = decision.reason
+        admission = self._kv.admit(
+            sequence.seq_id, sequence.chain, match, use_host=use_host, use_disk=use_disk
+        )
+        if admission is None or admission.transfers:
+            return admission
+        if self._kv.reserve(sequence.seq_id, len(sequence.token_ids)) is None:
+            self._kv.finish(sequence.seq_id)
+            return None
+        return admission
+
+    def _admitted(self, sequence: Sequence, admission: Admission, now: float) -> None:
+        self._queue.remove(sequence)
+        self.left(sequence)
+        self._desk.hand_out(admission.transfers)
+        if sequence.receipt is not None:
+            self._desk.keep_for(sequence.receipt, admission.transfers)
+            sequence.receipt = None
+        size = self._kv.block_size
+        fetching = bool(admission.transfers)
+        known = len(admission.block_ids) * size if fetching else len(sequence.token_ids)
+        sequence.capacity_tokens = -(-known // size) * size
+        sequence.state = SequenceState.FETCHING if fetching else SequenceState.RUNNING
+        sequence.holds_blocks = True
+        sequence.num_computed = sequence.num_staged = admission.cached_tokens
+        sequence.copies = admission.copies
+        sequence.accounting.admitted(admission, now)
+        if self._last_admission_at is not None:
+            self._interval_s += (now - self._last_admission_at - self._interval_s) / 8
+        self._last_admission_at = now

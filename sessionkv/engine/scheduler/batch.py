@@ -1,0 +1,90 @@
+"""One plan while it is being built: a token budget and what it was spent on."""
+
+from __future__ import annotations
+
+from sessionkv.engine.scheduler.kv import KVCache
+from sessionkv.engine.scheduler.sequence import Sequence
+from sessionkv.types import BlockCopy, SequenceStart, SequenceStep
+
+
+class Batch:
+    """Steps of sequences that already have the blocks they write to.
+
+    Attributes:
+        budget: Tokens that may still be planned.
+        sequences: Those planned, in the order of ``steps``.
+    """
+
+    __slots__ = ("_kv", "budget", "copies", "sequences", "starts", "steps")
+
+    def __init__(self, kv: KVCache, budget: int) -> None:
+        self._kv = kv
+        self.budget = budget
+        self.starts: list[SequenceStart] = []
+        self.steps: list[SequenceStep] = []
+        self.copies: list[BlockCopy] = []
+        self.sequences: list[Sequence] = []
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """Compute the one token that was sampled last."""
+        token_ids = sequence.token_ids
+        end = len(token_ids)
+        new_block_ids = sequence.new_block_ids
+        self.steps.append(
+            SequenceStep(sequence.seq_id, end - 1, token_ids[-1:], new_block_ids, True)
+        )
+        if new_block_ids:
+            sequence.new_block_ids = ()
+        self._stage(sequence, end)
+        self.budget -= 1
+
+    def add_prefill(self, sequence: Sequence) -> int:
+        """Compute as much of the rest as the budget allows; how many tokens that is.
+
+        A chunk that does not reach the end stops at a block boundary where it can, so that what it
+        wrote can be shared.
+        """
+        start, known = sequence.num_computed, len(sequence.token_ids)
+        end = min(known, start + self.budget)
+        if end < known:
+            boundary = end - end % self._kv.block_size
+            end = boundary if boundary > start else end
+        if not sequence.started:
+            self._start(sequence)
+        self.steps.append(
+            SequenceStep(
+                sequence.seq_id,
+                start,
+                sequence.token_ids[start:end],
+                sequence.new_block_ids,
+                end == known,
+            )
+        )
+        sequence.new_block_ids = ()
+        self._stage(sequence, end)
+        self.budget -= end - start
+        return end - start
+
+    def _start(self, sequence: Sequence) -> None:
+        self.starts.append(
+            SequenceStart(
+                sequence.seq_id,
+                tuple(self._kv.block_table(sequence.seq_id)),
+                sequence.num_computed,
+                sequence.token_ids,
+                sequence.num_prompt_tokens,
+                sequence.sampling,
+                sequence.stop_token_ids,
+            )
+        )
+        self.copies.extend(sequence.copies)
+        sequence.copies = ()
+        sequence.new_block_ids = ()
+        sequence.started = True
+
+    def _stage(self, sequence: Sequence, end: int) -> None:
+        self.sequences.append(sequence)
+        sequence.planned = True
+        sequence.num_staged = end
+        if sequence.use_cache:
+            self._kv.stage(sequence.seq_id, end)

@@ -1,0 +1,438 @@
+"""Who computes what in the next step.
+
+One token budget a step: first the sequences that run, then those that wait. Sequences that hold
+blocks are ranked by priority, then by admission; one that needs a block and gets none takes it from
+the last in rank, so the first in rank always goes on and every request that can fit ends. Pure:
+ids and numbers in, plans and events out; no clock, no bytes, no hashes. Used by one thread.
+
+A round of the caller's loop::
+
+    plan = scheduler.schedule(now)
+    if plan is not None:
+        events = scheduler.commit(plan, runner.execute(plan), now)   # or fail_step(plan, error)
+    movers.submit(scheduler.take_transfers())       # answers come back through on_transfer
+    store.look_up(scheduler.take_lookups())         # answers come back through on_receipt
+    store.release(scheduler.take_receipts())
+
+Every sequence that ``add`` took ends by exactly one of: an event with ``finish``, after which the
+caller calls ``release``; an event with ``error``; ``cancel``.
+"""
+
+from __future__ import annotations
+
+from sessionkv.config import SchedulerConfig
+from sessionkv.engine.scheduler.batch import Batch
+from sessionkv.engine.scheduler.fairness import OUTPUT_WEIGHT
+from sessionkv.engine.scheduler.kv import KVCache
+from sessionkv.engine.scheduler.lifecycle import Lifecycle
+from sessionkv.engine.scheduler.policy import LoadPolicy
+from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent, SequenceState
+from sessionkv.engine.scheduler.transfers import TransferDesk
+from sessionkv.errors import NeverFits, Overloaded, PromptTooLong
+from sessionkv.types import (
+    DiskQuery,
+    DiskReceipt,
+    Fetched,
+    FinishReason,
+    SampledToken,
+    StepOutput,
+    StepPlan,
+    Transfer,
+    TransferResult,
+)
+
+_RETRY_STEPS = 16
+"""Blocked admissions are tried again this often even if nothing seems to have changed."""
+
+
+class Scheduler:
+    """Continuous batching over a :class:`KVCache`.
+
+    A step costs a few microseconds for each sequence planned, whatever the length of its history;
+    an admission costs O(blocks of the prompt).
+
+    Attributes:
+        num_preemptions: Sequences that had to give up their blocks so far.
+    """
+
+    def __init__(
+        self,
+        kv: KVCache,
+        load_policy: LoadPolicy,
+        *,
+        config: SchedulerConfig,
+        step_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            kv: The cache; its leases for running sequences are made and ended here only.
+            load_policy: Decides whether to fetch or to compute.
+            config: Limits and times; ``step_tokens`` of it is not read.
+            step_tokens: Most tokens of one plan; also bounds the sequences that run at once.
+            max_model_len: Most positions of one sequence.
+        """
+        self._kv = kv
+        self._step_tokens = step_tokens
+        self._max_model_len = max_model_len
+        self._max_running = min(config.max_running, step_tokens)
+        self._max_queue = config.max_queue
+        self._lookup_timeout_s = config.lookup_timeout_ms / 1000.0
+        self._desk = TransferDesk(kv)
+        self._life = Lifecycle(kv, load_policy, desk=self._desk, ageing_s=config.ageing_s)
+        self._admitter = self._life.admitter
+        self._in_flight: tuple[StepPlan, list[Sequence]] | None = None
+        self._step_id = 0
+        self.num_preemptions = 0
+
+    # ---- what comes in -------------------------------------------------------------------
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Take a sequence, to be admitted when its turn comes.
+
+        Raises:
+            PromptTooLong: Prompt and ``max_tokens`` do not fit the window.
+            NeverFits: They need more blocks than there are.
+            Overloaded: The queue is full.
+        """
+        self._set_limits(sequence)
+        if self.num_waiting >= self._max_queue:
+            raise Overloaded(
+                f"{self.num_waiting} turns are waiting",
+                retry_after_s=self._admitter.retry_after_s,
+                queued=self.num_waiting,
+            )
+        self._life.enter(sequence, now)
+
+    def _set_limits(self, sequence: Sequence) -> None:
+        """How many tokens it may sample: what was asked for, or what fits window and pool."""
+        num_prompt, asked = sequence.num_prompt_tokens, sequence.sampling.max_tokens
+        if num_prompt + (asked or 1) > self._max_model_len:
+            raise PromptTooLong(num_prompt, asked, self._max_model_len)
+        # The last token sampled never gets KV.
+        needed = -(-(num_prompt + (asked or 1) - 1) // self._kv.block_size)
+        if needed > self._kv.num_blocks:
+            raise NeverFits(needed, self._kv.num_blocks)
+        most = min(self._max_model_len, self._kv.num_blocks * self._kv.block_size + 1)
+        sequence.max_output_tokens = asked or most - num_prompt
+
+    def on_receipt(self, seq_id: int, receipt: DiskReceipt | None) -> None:
+        """The store's answer to a look-up; None where it could not answer.
+
+        A receipt that is of no use goes straight back through :meth:`take_receipts`.
+        """
+        sequence = self._life.sequences.get(seq_id)
+        if sequence is None or not self._admitter.take_receipt(sequence, receipt):
+            self._desk.give_back(receipt)
+
+    def on_transfer(self, result: TransferResult, now: float) -> Fetched | None:
+        """A mover's answer; not None when it completes a sequence's fetches."""
+        fetched = self._kv.finish_transfer(result)
+        self._desk.answered(result.transfer_id)
+        self._admitter.room_changed()
+        if fetched is None:
+            return None
+        sequence = self._life.sequences.get(fetched.seq_id)
+        if sequence is not None and sequence.state is SequenceState.FETCHING:
+            sequence.accounting.fetched(fetched, now)
+            sequence.num_computed = sequence.num_staged = fetched.cached_tokens
+            sequence.capacity_tokens = len(fetched.block_ids) * self._kv.block_size
+            sequence.state = SequenceState.RUNNING
+        return fetched
+
+    def cancel(self, seq_id: int) -> bool:
+        """Drop a sequence in whatever state, also while a step computes it; whether it was there.
+
+        No event follows, and no ``release``.
+        """
+        sequence = self._life.sequences.get(seq_id)
+        if sequence is None:
+            return False
+        self._life.drop(sequence)
+        return True
+
+    def cancel_at(
+        self,
+        seq_id: int,
+        num_output_tokens: int,
+        reason: FinishReason = FinishReason.STOP,
+    ) -> SequenceEvent | None:
+        """End a sequence with its first ``num_output_tokens`` sampled tokens.
+
+        Returns:
+            The end, when the tokens are there and no step in flight computes it; otherwise None,
+            and the end comes from :meth:`commit`. None also where there is no such sequence or it
+            has ended already.
+        """
+        sequence = self._life.sequences.get(seq_id)
+        if sequence is None or sequence.state is SequenceState.FINISHED:
+            return None
+        if num_output_tokens <= sequence.max_output_tokens:
+            sequence.max_output_tokens = num_output_tokens
+            sequence.end_reason = reason
+        if sequence.planned or sequence.num_output_tokens < num_output_tokens:
+            return None
+        return self._life.finish(sequence, None)
+
+    def release(self, seq_id: int, keep_tokens: int | None = None) -> None:
+        """End the leases of a finished sequence and forget it.
+
+        Args:
+            seq_id: One whose event had ``finish``.
+            keep_tokens: Length of the log that is kept, prompt included; None keeps all.
+
+        Raises:
+            KeyError: There is no such sequence, or it was released.
+            ValueError: It has not finished.
+        """
+        sequence = self._life.sequences[seq_id]
+        if sequence.state is not SequenceState.FINISHED:
+            raise ValueError(f"sequence {seq_id} has not finished")
+        self._life.release(sequence, keep_tokens)
+
+    # ---- what goes out -------------------------------------------------------------------
+
+    def take_transfers(self) -> list[Transfer]:
+        """Moves for the movers, each once: fetches, and spills the cache wants now."""
+        self._desk.collect_spills()
+        return self._desk.take()
+
+    def take_lookups(self) -> list[tuple[int, DiskQuery]]:
+        """Questions to the store by seq_id, each once; :meth:`on_receipt` takes the answers."""
+        return self._admitter.take_lookups()
+
+    def take_receipts(self) -> list[int]:
+        """Ids of disk receipts that nothing needs any more, each once."""
+        return self._desk.take_receipts()
+
+    def expired(self, now: float) -> list[int]:
+        """Sequences that go on past their deadline, for the caller to cancel. A question."""
+        return self._life.expired(now)
+
+    def next_wake(self) -> float | None:
+        """Earliest time at which something is due without anything coming in; None for never."""
+        times = (self._life.next_deadline(), self._admitter.next_lookup_end(self._lookup_timeout_s))
+        return min((time for time in times if time is not None), default=None)
+
+    def get(self, seq_id: int) -> Sequence:
+        """A sequence that has not been forgotten; for reading.
+
+        Raises:
+            KeyError: There is none.
+        """
+        return self._life.sequences[seq_id]
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks and have not finished."""
+        return len(self._life.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._life.queue)
+
+    def idle_reason(self) -> str:
+        """Why nothing is planned, in words, for logs and watchdogs."""
+        states: dict[str, int] = {}
+        for sequence in self._life.sequences.values():
+            states[sequence.state.value] = states.get(sequence.state.value, 0) + 1
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        blocked = [s.seq_id for s in self._life.running if s.awaited_spills is not None]
+        blocked += [s.seq_id for s in self._life.queue if s.blocked_since is not None]
+        waits = {
+            s.seq_id: s.wait.filler.seq_id if s.wait.filler else f"transfer {s.wait.transfer_id}"
+            for s in self._life.queue
+            if s.wait is not None
+        }
+        return (
+            f"sequences: {counts or 'none'}; without room: {blocked}; waiting for others: {waits}; "
+            f"transfers under way: {self._desk.num_under_way}"
+        )
+
+    # ---- a step --------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Decide the next step; None when there is nothing to compute now.
+
+        Raises:
+            RuntimeError: The last plan was neither committed nor failed.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError("the last plan is still in flight")
+        self._admitter.end_lookups(now, self._lookup_timeout_s)
+        if self._step_id % _RETRY_STEPS == 0:
+            self._admitter.room_changed()
+        batch = Batch(self._kv, self._step_tokens)
+        if self._plan_running(batch):
+            self._plan_admissions(batch, now)
+        if not batch.steps:
+            return None
+        self._step_id += 1
+        plan = StepPlan(
+            self._step_id,
+            tuple(batch.starts),
+            tuple(batch.steps),
+            tuple(batch.copies),
+            self._life.take_ends(),
+            self._kv.take_freed(),
+        )
+        self._in_flight = plan, batch.sequences
+        return plan
+
+    def _plan_running(self, batch: Batch) -> bool:
+        """Plan the sequences that hold blocks, in rank; whether all of them had room.
+
+        Blocks are seen to before anything of lower rank is planned, and only lower ranks give way,
+        so that nobody planned already loses its blocks.
+        """
+        running, prefills, had_room, i = self._life.running, [], True, 0
+        while i < len(running):
+            sequence = running[i]
+            i += 1
+            if sequence.state is not SequenceState.RUNNING:
+                continue
+            known = len(sequence.token_ids)
+            if known > sequence.capacity_tokens and not self._grow(sequence, known):
+                had_room = False
+            elif known - sequence.num_computed == 1 and sequence.started:
+                batch.add_decode(sequence)
+            else:
+                prefills.append(sequence)
+        for sequence in prefills:
+            if batch.budget <= 0:
+                break
+            sequence.share.charge(batch.add_prefill(sequence))
+        return had_room
+
+    def _plan_admissions(self, batch: Batch, now: float) -> None:
+        room = self._max_running - self.num_running
+        if room <= 0 or batch.budget <= 0 or not self.num_waiting:
+            return
+        alone = not self.num_running and not self._life.num_unreleased
+        for sequence in self._admitter.candidates(now, self._step_id):
+            if self._admitter.admit(sequence, now, self._step_id, alone=alone):
+                alone = False
+                room -= 1
+                self._life.admitted(sequence)
+                if sequence.state is SequenceState.RUNNING:
+                    sequence.share.charge(batch.add_prefill(sequence))
+            if room <= 0 or batch.budget <= 0:
+                return
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Room for ``num_tokens`` positions, at the cost of lower ranks; False: not in this step.
+
+        Before anybody is preempted, and after each preemption, spills under way get the chance to
+        end: that is bounded, since only those seen at that moment are waited for.
+        """
+        size = self._kv.block_size
+        while True:
+            added = self._kv.reserve(sequence.seq_id, num_tokens)
+            if added is not None:
+                sequence.new_block_ids += added
+                sequence.capacity_tokens = -(-num_tokens // size) * size
+                sequence.awaited_spills = None
+                return True
+            if sequence.awaited_spills is None:
+                self._desk.collect_spills()
+                sequence.awaited_spills = set(self._desk.spills)
+            sequence.awaited_spills &= self._desk.spills
+            if sequence.awaited_spills or self._life.running[-1] is sequence:
+                return False
+            self.num_preemptions += 1
+            self._life.preempt_last()
+            sequence.awaited_spills = None
+
+    # ---- after a step --------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, output: StepOutput, now: float) -> list[SequenceEvent]:
+        """Take in what a plan computed; one event for each sequence that sampled or ended.
+
+        A failed sequence takes those with it that read its blocks in this very plan: they are
+        computed again, without an event.
+        """
+        sequences = self._take_in_flight(plan)
+        events: list[SequenceEvent] = []
+        spoiled = self._roll_back(sequences, output, events) if output.failed else ()
+        sampled = output.sampled
+        for sequence, step in zip(sequences, plan.steps, strict=True):
+            if sequence.seq_id in spoiled:
+                continue
+            end = step.start + len(step.token_ids)
+            sequence.planned = False
+            sequence.num_computed = end
+            if step.start < sequence.computed_before:
+                again = min(end, sequence.computed_before) - step.start
+                sequence.accounting.recomputed_tokens += again
+            if sequence.use_cache:
+                self._kv.commit(sequence.seq_id, end)
+            if sequence.dropped:
+                self._life.end_leases(sequence)
+            elif step.sample:
+                events.append(self._sampled(sequence, sampled[sequence.seq_id], now))
+            elif sequence.num_output_tokens >= sequence.max_output_tokens:
+                events.append(self._life.finish(sequence, None))
+        self._kv.unstage()
+        return events
+
+    def _sampled(self, sequence: Sequence, token: SampledToken, now: float) -> SequenceEvent:
+        """Add a token to its sequence, which may end with it."""
+        sequence.chain.append(token.token_id)
+        num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
+        accounting = sequence.accounting
+        accounting.last_token_at = now
+        if accounting.first_token_at is None:
+            accounting.first_token_at = now
+        sequence.share.charge(OUTPUT_WEIGHT)
+        limit = sequence.max_output_tokens
+        if num_output > limit:
+            return self._life.finish(sequence, None)
+        token_id = token.token_id
+        if token_id in sequence.stop_token_ids and num_output >= sequence.sampling.min_tokens:
+            sequence.end_reason = FinishReason.STOP
+            return self._life.finish(sequence, token, token_id)
+        if num_output == limit:
+            return self._life.finish(sequence, token)
+        return SequenceEvent(sequence.seq_id, token, num_output)
+
+    def fail_step(self, plan: StepPlan, error: BaseException) -> list[SequenceEvent]:
+        """The runner raised: every sequence of the plan fails, and nothing it wrote counts."""
+        events = []
+        for sequence in reversed(self._take_in_flight(plan)):
+            sequence.planned = False
+            if sequence.dropped:
+                self._life.end_leases(sequence)
+            else:
+                reason = f"its step raised {type(error).__name__}"
+                events.append(self._life.fail(sequence, reason))
+        self._kv.unstage()
+        return events
+
+    def _take_in_flight(self, plan: StepPlan) -> list[Sequence]:
+        if self._in_flight is None or self._in_flight[0] is not plan:
+            raise RuntimeError(f"plan {plan.step_id} is not in flight")
+        sequences = self._in_flight[1]
+        self._in_flight = None
+        return sequences
+
+    def _roll_back(
+        self, sequences: list[Sequence], output: StepOutput, events: list[SequenceEvent]
+    ) -> set[int]:
+        """End failed sequences and requeue those that read what they wrote; all their ids."""
+        spoiled = set(output.failed)
+        for seq_id in output.failed:
+            spoiled.update(self._kv.dependents(seq_id))
+        # Readers first, so that nobody reads a block when its filler gives it up.
+        for sequence in reversed(sequences):
+            if sequence.seq_id not in spoiled:
+                continue
+            sequence.planned = False
+            if sequence.dropped:
+                self._life.end_leases(sequence)
+            elif sequence.seq_id in output.failed:
+                events.append(self._life.fail(sequence, output.failed[sequence.seq_id]))
+            else:
+                self._life.roll_back(sequence)
+        return spoiled

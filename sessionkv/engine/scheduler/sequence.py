@@ -1,0 +1,228 @@
+"""One running turn as the scheduler sees it: tokens, state, limits and what it cost so far.
+
+Owned by the scheduler from ``add`` to ``release`` or ``cancel``; others read it. Knows no blocks
+by hash, no tiers and no clock: every time is an argument.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sessionkv.engine.scheduler.fairness import Share
+from sessionkv.engine.scheduler.kv import Chain
+from sessionkv.errors import SessionKVError
+from sessionkv.types import (
+    Admission,
+    BlockCopy,
+    CacheReport,
+    DiskReceipt,
+    Fetched,
+    FinishReason,
+    SampledToken,
+    SamplingParams,
+)
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is in its life."""
+
+    LOOKUP = "lookup"
+    WAITING = "waiting"
+    FETCHING = "fetching"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class SequenceEvent(NamedTuple):
+    """What a step did to one sequence: a token, an end, or both; or a failure.
+
+    Attributes:
+        token: Sampled and counted; None when the sequence ended without a new token.
+        finish: Why it ended, None while it goes on or where ``error`` is set.
+        stop_token_id: The id that ended it, if one did; it is the last token.
+        num_output_tokens: Tokens sampled that count; fewer than were sampled after ``cancel_at``.
+        error: The sequence failed; its leases have ended and it is forgotten.
+    """
+
+    seq_id: int
+    token: SampledToken | None
+    num_output_tokens: int
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: SessionKVError | None = None
+
+
+@dataclass(slots=True)
+class Accounting:
+    """Figures of one sequence for its cache report, as of its first admission.
+
+    Times are of the caller's clock, in seconds; None until the thing happened.
+    """
+
+    added_at: float = 0.0
+    admitted_at: float | None = None
+    ready_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    recomputed_tokens: int = 0
+
+    def admitted(self, admission: Admission, now: float) -> None:
+        """Take in an admission; only the first one counts."""
+        if self.admitted_at is None:
+            self.admitted_at = now
+            self.ready_at = None if admission.transfers else now
+            self.device_tokens = admission.device_tokens
+            self.host_tokens = admission.host_tokens
+            self.disk_tokens = admission.disk_tokens
+
+    def fetched(self, fetched: Fetched, now: float) -> None:
+        """Take in what the first admission's fetches brought, which may be less than hoped for."""
+        if self.ready_at is None:
+            self.ready_at = now
+            self.device_tokens = fetched.cached_tokens - fetched.host_tokens - fetched.disk_tokens
+            self.host_tokens = fetched.host_tokens
+            self.disk_tokens = fetched.disk_tokens
+
+    def undo_admission(self) -> None:
+        """The first admission came to nothing; the next one counts as the first."""
+        self.admitted_at = self.ready_at = None
+        self.device_tokens = self.host_tokens = self.disk_tokens = 0
+
+    def report(self, num_prompt_tokens: int, num_output_tokens: int) -> CacheReport:
+        """The report without its miss part, which the scheduler cannot know."""
+        first, last = self.first_token_at, self.last_token_at
+        decode_s = last - first if first is not None and last is not None else 0.0
+        cached = self.device_tokens + self.host_tokens + self.disk_tokens
+        return CacheReport(
+            prompt_tokens=num_prompt_tokens,
+            device_tokens=self.device_tokens,
+            host_tokens=self.host_tokens,
+            disk_tokens=self.disk_tokens,
+            computed_tokens=num_prompt_tokens - cached,
+            recomputed_tokens=self.recomputed_tokens,
+            queue_ms=_ms(self.added_at, self.admitted_at),
+            fetch_ms=_ms(self.admitted_at, self.ready_at),
+            prefill_ms=_ms(self.ready_at, first),
+            ttft_ms=_ms(self.added_at, first),
+            decode_tokens_per_s=(num_output_tokens - 1) / decode_s if decode_s > 0 else 0.0,
+        )
+
+
+def _ms(start: float | None, end: float | None) -> float:
+    return (end - start) * 1000.0 if start is not None and end is not None else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One turn being computed. The first block of fields is the caller's, the rest private.
+
+    Attributes:
+        seq_id: Unique for the life of the engine.
+        chain: The prompt with its hashes; the scheduler appends what is sampled.
+        sampling: Validated, seed set.
+        stop_token_ids: Ids that end the turn.
+        priority: Higher goes first.
+        deadline: Time of the caller's clock after which ``Scheduler.expired`` names it.
+        group: Whom it counts for when tokens are shared out: (tenant, session).
+        use_cache: False computes everything and leaves nothing behind.
+    """
+
+    seq_id: int
+    chain: Chain
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    deadline: float | None = None
+    group: tuple[str, str] = ("", "")
+    use_cache: bool = True
+
+    state: SequenceState = SequenceState.WAITING
+    accounting: Accounting = field(default_factory=Accounting)
+    load_reason: object = None
+    num_prompt_tokens: int = field(init=False)
+    token_ids: Seq[int] = field(init=False)
+    max_output_tokens: int = 0
+    end_reason: FinishReason = FinishReason.LENGTH
+    num_kept_output_tokens: int | None = None
+
+    # Queueing.
+    arrival: int = 0
+    resumed: bool = False
+    share: Share = field(init=False)
+    receipt: DiskReceipt | None = None
+    num_lookups: int = 0
+    ram_tokens: int = 0
+    tried_epoch: int = -1
+    blocked_since: float | None = None
+    wait: Wait | None = None
+
+    # Running.
+    admission_number: int = 0
+    num_computed: int = 0
+    num_staged: int = 0
+    computed_before: int = 0
+    capacity_tokens: int = 0
+    new_block_ids: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    holds_blocks: bool = False
+    started: bool = False
+    planned: bool = False
+    dropped: bool = False
+    awaited_spills: set[int] | None = None
+
+    def __post_init__(self) -> None:
+        """Note the prompt's length; ``token_ids`` is the chain's own list."""
+        self.token_ids = self.chain.token_ids
+        self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far that count."""
+        if self.num_kept_output_tokens is not None:
+            return self.num_kept_output_tokens
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def fills_blocks(self) -> bool:
+        """Whether it is on its way through its prompt, so that others may wait for its blocks."""
+        return self.state in (SequenceState.RUNNING, SequenceState.FETCHING) and self.use_cache
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Order among those that hold blocks: the last in it gives way first."""
+        return (-self.priority, self.admission_number)
+
+    def report(self) -> CacheReport:
+        """Where the prompt came from and what it took, without the miss part."""
+        return self.accounting.report(self.num_prompt_tokens, self.num_output_tokens)
+
+    def leave_device(self) -> None:
+        """Forget everything about blocks: the sequence holds none any more."""
+        self.num_computed = self.num_staged = self.capacity_tokens = 0
+        self.new_block_ids = ()
+        self.copies = ()
+        self.holds_blocks = self.started = False
+        self.awaited_spills = None
+
+
+@dataclass(slots=True)
+class Wait:
+    """A sequence lets another one, or a transfer, bring in its next block.
+
+    Attributes:
+        filler: The sequence that computes the block, or None.
+        transfer_id: The transfer that loads it, or None.
+        progress: The filler's staged tokens when last looked at.
+        since_step: Step in which that figure last changed.
+    """
+
+    filler: Sequence | None = None
+    transfer_id: int | None = None
+    progress: int = 0
+    since_step: int = 0
