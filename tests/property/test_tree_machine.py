@@ -9,6 +9,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
 )
 
@@ -30,9 +31,15 @@ from tests.builders.tree import (
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
 # Few different tokens, so that sessions often share content without sharing turns.
-DELTAS = st.lists(st.integers(0, 1), min_size=1, max_size=11)
+DELTAS = st.integers(1, 11).flatmap(
+    lambda size: st.sampled_from([[0] * size, [0] * (size - 1) + [1], [1] * size])
+)
 TTL_S = 50.0
 MONTH_S = 30 * 86400.0
+
+
+def some_session(machine: TreeMachine) -> bool:
+    return bool(machine.turns)
 
 
 class TreeMachine(RuleBasedStateMachine):
@@ -48,6 +55,9 @@ class TreeMachine(RuleBasedStateMachine):
         self.used: dict[str, float] = {}
         self.keys: dict[str, float] = {}
         self.num_keys = 0
+        for name in ("a", "b"):
+            self.turns[name] = [(self.s.open(name, now=self.now).node_id, ())]
+            self.used[name] = self.now
 
     # Helpers
 
@@ -55,8 +65,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.now += 1.0
         return self.now
 
-    def pick(self, data: st.DataObject) -> str | None:
-        return data.draw(st.sampled_from(sorted(self.turns))) if self.turns else None
+    def pick(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.turns)), label="session")
 
     def done(self, data: st.DataObject, make) -> object:
         """Make the change, now and then failing to commit it once before."""
@@ -105,11 +115,10 @@ class TreeMachine(RuleBasedStateMachine):
             self.turns[name] = [(change.node_id, ())]
             self.used[name] = now
 
+    @precondition(some_session)
     @rule(delta=DELTAS, data=st.data(), with_key=st.booleans(), edited=st.booleans())
     def turn(self, delta: list[int], data: st.DataObject, with_key: bool, edited: bool) -> None:
         name = self.pick(data)
-        if name is None:
-            return
         now = self.tick()
         turns = self.turns[name]
         depth = data.draw(st.integers(1, len(turns))) if edited else len(turns)
@@ -124,11 +133,10 @@ class TreeMachine(RuleBasedStateMachine):
             self.keys[f"k{self.num_keys}"] = now
             self.keys = dict(list(self.keys.items())[-3:])
 
+    @precondition(some_session)
     @rule(name=NAMES, data=st.data(), unnamed=st.booleans())
     def fork(self, name: str, data: st.DataObject, unnamed: bool) -> None:
         source = self.pick(data)
-        if source is None:
-            return
         now = self.tick()
         depth = data.draw(st.integers(1, len(self.turns[source])))
         node_id = self.turns[source][depth - 1][0]
@@ -151,11 +159,10 @@ class TreeMachine(RuleBasedStateMachine):
         self.used[change.head.name] = now
         self.drop_oldest_unnamed()
 
+    @precondition(some_session)
     @rule(data=st.data(), turns=st.integers(1, 4))
     def rewind(self, data: st.DataObject, turns: int) -> None:
         name = self.pick(data)
-        if name is None:
-            return
         now = self.tick()
         if turns >= len(self.turns[name]):
             with pytest.raises(RewindBeyondRoot):
@@ -165,18 +172,17 @@ class TreeMachine(RuleBasedStateMachine):
         self.turns[name] = self.turns[name][:-turns]
         self.used[name] = now
 
+    @precondition(some_session)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         name = self.pick(data)
-        if name is not None:
-            self.done(data, lambda: self.s.tree.delete(TENANT, name))
-            self.forget(name)
+        self.done(data, lambda: self.s.tree.delete(TENANT, name))
+        self.forget(name)
 
+    @precondition(some_session)
     @rule(data=st.data(), tier=st.sampled_from(Tier), ttl_s=st.sampled_from([None, 3.0, 20.0]))
     def pin(self, data: st.DataObject, tier: Tier, ttl_s: float | None) -> None:
         name = self.pick(data)
-        if name is None:
-            return
         now = self.tick()
 
         def make():
@@ -192,11 +198,10 @@ class TreeMachine(RuleBasedStateMachine):
         self.pins[name] = (tier, None if ttl_s is None else now + ttl_s)
         self.used[name] = now
 
+    @precondition(some_session)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         name = self.pick(data)
-        if name is None:
-            return
         now = self.tick()
         self.done(data, lambda: self.s.tree.unpin(TENANT, name, now=now))
         self.pins.pop(name, None)
@@ -305,7 +310,7 @@ class TreeMachine(RuleBasedStateMachine):
 TestTree = TreeMachine.TestCase
 TestTree.settings = settings(
     max_examples=100,
-    stateful_step_count=30,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
