@@ -100,6 +100,26 @@ class BlockPool:
             return BlockState.LEASED
         return BlockState.FREE if self._list_of[block] is None else BlockState.CACHED
 
+    def problems(self) -> list[str]:
+        """Contradictions inside the pool, for the integrity check. O(blocks)."""
+        found = []
+        listed = [block for blocks in self._lists.values() for block in blocks]
+        free = set(self._free)
+        if len(free) != len(self._free):
+            found.append("a block is free twice")
+        for block in range(self.num_blocks):
+            idle = self._leases[block] == 0
+            cached = self._list_of[block] is not None
+            if (block in free) != (idle and not cached):
+                found.append(f"block {block} is free and held, or neither")
+            if cached and not (idle and self._keys[block] is not None):
+                found.append(f"block {block} is evictable and held, or has no key")
+            if self._filling[block] and idle:
+                found.append(f"block {block} is written by nobody")
+        if sorted(listed) != [b for b in range(self.num_blocks) if self._list_of[b] is not None]:
+            found.append("lists and blocks differ")
+        return found
+
     # -- filling
 
     def allocate(self, count: int) -> list[int]:

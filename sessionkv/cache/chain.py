@@ -2,7 +2,7 @@
 
 ``hash_i = sha256(tag || parent_i || count || tokens as u32 little-endian)``. The parent is the hash
 of the block before (the identity's root for block 0), except at the first block past the public
-prefix: there it is ``sha256(tag || hash before || framed tenant)``. The tenant so enters through the
+prefix: there it is ``sha256(tag || hash before || framed tenant)``. The tenant enters through the
 parent, which every record names: blocks of two tenants share no parent from there on, so neither a
 full nor a partial match can cross, in memory or on disk.
 
@@ -92,7 +92,7 @@ class TokenChain:
         self._block_tokens: list[tuple[int, ...]] = []
         if len(self._hashes) * block_size > len(self._token_ids):
             raise ValueError(
-                f"{len(self._hashes)} hashes of {block_size} tokens for {len(self._token_ids)} tokens"
+                f"{len(self._hashes)} hashes of {block_size} tokens for {len(self)} tokens"
             )
         self._hash_new_blocks()
 
@@ -162,7 +162,7 @@ class TokenChain:
         return BlockRecord(self._hashes[block], self.parent(block), tokens)
 
     def tail_record(self, num_tokens: int) -> BlockRecord | None:
-        """Record of the unfilled block of the first ``num_tokens`` tokens, None where all are full."""
+        """Record of the unfilled block at the end of the first ``num_tokens`` tokens, if any."""
         block, fill = divmod(num_tokens, self.block_size)
         if fill == 0:
             return None

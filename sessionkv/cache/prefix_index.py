@@ -105,8 +105,11 @@ class PrefixIndex:
             return None
         exact = bisect_left(rows, (wanted[:shared],))
         best = max(
-            (self.entries[key] for tokens, key in [*near, *rows[exact : exact + 1]]
-             if common_prefix(tokens, wanted) == shared),
+            (
+                self.entries[key]
+                for tokens, key in [*near, *rows[exact : exact + 1]]
+                if common_prefix(tokens, wanted) == shared
+            ),
             key=lambda entry: (entry.device is not None, entry.record.fill == shared),
         )
         return best, shared

@@ -7,7 +7,7 @@ Knows no sequences, no transfers, no policy of when.
 
 from __future__ import annotations
 
-from sessionkv.cache.block_pool import BlockPool
+from sessionkv.cache.block_pool import BlockPool, BlockState
 from sessionkv.cache.evicted import EvictedKeys
 from sessionkv.cache.ledger import Counters
 from sessionkv.cache.prefix_index import Entry, PrefixIndex
@@ -101,6 +101,11 @@ class Residency:
         """Whether the content is still known; it may have been dropped while a copy ran."""
         return self.index.get(entry.record.key) is entry
 
+    def is_growing(self, entry: Entry) -> bool:
+        """Whether a sequence continues the content on the device in place."""
+        block = entry.device
+        return block is not None and self.device.state(block) is BlockState.FILLING
+
     # -- out of a tier
 
     def device_is_clean(self, block: int) -> bool:
@@ -113,9 +118,7 @@ class Residency:
     def host_is_clean(self, block: int) -> bool:
         """The same for a cached host block; one that is on the device too loses nothing either."""
         entry = self.entry_of(self.host, block)
-        return (
-            entry.on_disk or entry.disk_refused or not self.disk or entry.device is not None
-        )
+        return entry.on_disk or entry.disk_refused or not self.disk or entry.device is not None
 
     def evict_device(self, block: int) -> None:
         """Drop a cached device block."""

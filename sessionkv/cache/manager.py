@@ -1,0 +1,393 @@
+"""The KV cache as the scheduler sees it: matches, leases and block tables of running sequences.
+
+Ties the parts together: :class:`Residency` (which content is where), :func:`matching.find` (what a
+chain may reuse), :class:`Admitter` (first blocks), :class:`RunningSet` (steps and ends),
+:class:`Fetcher` (moves up) and :class:`Spiller` (moves down). Decides over ids only; touches no
+bytes, waits for nothing, keeps no time. One thread.
+
+Block ids of a table do not change and tables only grow, until ``finish`` or ``preempt`` ends them
+(a failed fetch may shorten one before its sequence has run).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from sessionkv.cache import matching
+from sessionkv.cache.admission import Admitter, choose, lenders
+from sessionkv.cache.block_pool import BlockPool, LeaseError
+from sessionkv.cache.chain import TokenChain
+from sessionkv.cache.fetching import Fetcher, FetchJob
+from sessionkv.cache.invariants import check_cache
+from sessionkv.cache.ledger import CacheUsage, Ledger, TierLedger
+from sessionkv.cache.matching import Found
+from sessionkv.cache.residency import Residency
+from sessionkv.cache.retention_view import RetentionView
+from sessionkv.cache.running import RunningSet
+from sessionkv.cache.sequence import RunningSequence
+from sessionkv.cache.spilling import Spiller
+from sessionkv.types import (
+    Admission,
+    BlockHash,
+    DiskQuery,
+    DiskReceipt,
+    Fetched,
+    Match,
+    MoveOutcome,
+    Tier,
+    Transfer,
+    TransferResult,
+)
+
+CLEAN_AHEAD_BLOCKS = 16
+"""Blocks kept free or clean ahead of need; at most an eighth of the device, half of the host."""
+
+
+class KVCacheManager:
+    """The ``KVCache`` of the scheduler, and what the engine asks besides.
+
+    Args:
+        root: :meth:`KVIdentity.root_hash`; chains of another root are refused.
+        block_size: Tokens a block.
+        num_device_blocks: Blocks of the runner's pool.
+        num_host_blocks: Blocks of the host arena; 0 turns the host tier off.
+        disk: Whether there is a disk tier.
+        prefix_cache: Off: nothing is matched, and blocks are freed when their sequence ends.
+        retention: Order in which sessions want blocks kept; None is plain LRU.
+        clean_ahead_blocks: See :data:`CLEAN_AHEAD_BLOCKS`.
+    """
+
+    def __init__(
+        self,
+        root: BlockHash,
+        *,
+        block_size: int,
+        num_device_blocks: int,
+        num_host_blocks: int,
+        disk: bool,
+        prefix_cache: bool = True,
+        retention: RetentionView | None = None,
+        clean_ahead_blocks: int = CLEAN_AHEAD_BLOCKS,
+    ) -> None:
+        self.root = root
+        self.block_size = block_size
+        self.num_blocks = num_device_blocks
+        self._prefix_cache = prefix_cache
+        self._residency = Residency(
+            block_size,
+            num_device_blocks=num_device_blocks,
+            num_host_blocks=num_host_blocks,
+            disk=disk,
+            retention=retention,
+        )
+        clean_ahead = min(clean_ahead_blocks, num_device_blocks // 8)
+        if num_host_blocks:
+            clean_ahead = min(clean_ahead, num_host_blocks // 2)
+        transfer_ids = itertools.count(1)
+        self._fetcher = Fetcher(self._residency, transfer_ids)
+        self._spiller = Spiller(self._residency, transfer_ids, clean_ahead_blocks=clean_ahead)
+        self._admitter = Admitter(self._residency, self._fetcher)
+        self._running = RunningSet(self._residency, self._fetcher, keep_blocks=prefix_cache)
+        self._preempted: set[int] = set()
+
+    # -- matching
+
+    def match(self, chain: object, receipt: DiskReceipt | None = None) -> Match:
+        """Longest verified prefix. A question: changes nothing. O(blocks matched)."""
+        found = self._find(self._own(chain), receipt)
+        choice = choose(found, self._residency, use_host=True, use_disk=True)
+        key = found.next_key
+        load = None if key is None else self._fetcher.in_flight.get(key)
+        return Match(
+            device_tokens=choice.tokens[Tier.DEVICE],
+            host_tokens=choice.tokens[Tier.HOST],
+            disk_tokens=choice.tokens[Tier.DISK],
+            waits_for=None if key is None else self._running.fillers.get(key),
+            waits_for_transfer=None if load is None else load.transfer_id,
+            state=found,
+        )
+
+    def disk_query(self, chain: object) -> DiskQuery | None:
+        """What to ask the store.
+
+        None when disk is off, when memory holds the whole chain, or when memory knows that the
+        disk has no more of it.
+        """
+        chain = self._own(chain)
+        found = self._find(chain, None)
+        length = len(found.sources)
+        start = length * self.block_size
+        if not found.disk_below or start + found.tail_tokens >= len(chain) - 1:
+            return None
+        return DiskQuery(
+            keys=tuple(chain.hashes[length : matching.usable_blocks(chain)]),
+            parent=chain.parent(length),
+            token_ids=tuple(chain.token_ids[start:]),
+            first_token=start,
+        )
+
+    def _find(self, chain: TokenChain, receipt: DiskReceipt | None) -> Found:
+        if not self._prefix_cache:
+            return matching.nothing(self._residency.version)
+        return matching.find(
+            chain,
+            self._residency.index,
+            staged=self._running.staged,
+            in_flight=self._fetcher.in_flight.keys(),
+            receipt=receipt,
+            disk=self._residency.disk,
+            version=self._residency.version,
+        )
+
+    def _own(self, chain: object) -> TokenChain:
+        if not isinstance(chain, TokenChain):
+            raise TypeError(f"a TokenChain is needed, not {type(chain).__name__}")
+        if chain.root != self.root or chain.block_size != self.block_size:
+            raise ValueError("the chain is of another KV identity or block size")
+        return chain
+
+    # -- admission
+
+    def admit(
+        self, seq_id: int, chain: object, match: Match, *, use_host: bool, use_disk: bool
+    ) -> Admission | None:
+        """Lease what the match offers and allocate room for fetches and the tail's copy.
+
+        None when the device has no room now: nothing was changed except that the blocks wanted go
+        later than before, and the shortfall is noted.
+
+        Raises:
+            LeaseError: The sequence runs already, or the match is not the cache's latest.
+        """
+        chain = self._own(chain)
+        found = match.state
+        if seq_id in self._running:
+            raise LeaseError(f"sequence {seq_id} runs already")
+        if not isinstance(found, Found) or found.version != self._residency.version:
+            raise LeaseError("the cache has changed since the match was made")
+        choice = choose(found, self._residency, use_host=use_host, use_disk=use_disk)
+        admitted = self._admitter.admit(seq_id, chain, choice, disk_below=found.disk_below)
+        if admitted is None:
+            return None
+        sequence, admission = admitted
+        self._running.add(sequence, lenders(choice))
+        if seq_id in self._preempted:
+            self._preempted.discard(seq_id)
+        else:
+            self._residency.counters.looked_up += matching.usable_blocks(chain)
+            self._residency.counters.hit += len(choice.sources)
+        return admission
+
+    def reserve(self, seq_id: int, num_tokens: int) -> tuple[int, ...] | None:
+        """Grow the table to hold ``num_tokens`` positions; ids of the blocks added."""
+        table = self._running.get(seq_id).table
+        missing = -(-num_tokens // self.block_size) - len(table)
+        if missing <= 0:
+            return ()
+        blocks = self._residency.allocate_device(missing)
+        if blocks is None:
+            return None
+        table.extend(blocks)
+        return tuple(blocks)
+
+    def block_table(self, seq_id: int) -> Sequence[int]:
+        """The sequence's table; a view, not to be changed."""
+        return self._running.get(seq_id).table
+
+    # -- steps
+
+    def stage(self, seq_id: int, num_tokens: int) -> None:
+        """The plan being built will write positions below ``num_tokens``. O(blocks completed)."""
+        sequence = self._running.get(seq_id)
+        if num_tokens >= sequence.boundary:
+            self._running.stage(sequence, num_tokens)
+
+    def unstage(self) -> None:
+        """The plan is executed or dropped: what is staged and not committed is not matchable."""
+        self._running.unstage()
+
+    def commit(self, seq_id: int, num_tokens: int) -> None:
+        """Positions below ``num_tokens`` are written and may be matched. O(blocks completed).
+
+        Raises:
+            LeaseError: The sequence is not running, has fetches in flight, or read blocks of one
+                that ended without committing them.
+        """
+        sequence = self._running.get(seq_id)
+        if (
+            sequence.committed <= num_tokens < sequence.boundary
+            and sequence.copy_source is None
+            and not sequence.broken
+        ):
+            sequence.committed = num_tokens
+        else:
+            self._running.commit(sequence, num_tokens)
+
+    def dependents(self, seq_id: int) -> tuple[int, ...]:
+        """Sequences that lease blocks ``seq_id`` staged and has not committed, transitively."""
+        return self._running.dependents(self._running.get(seq_id))
+
+    def finish(self, seq_id: int, keep_tokens: int | None = None) -> None:
+        """End the sequence's leases; right at any moment, with fetches in flight or none.
+
+        Raises:
+            LeaseError: The sequence neither runs nor was preempted.
+        """
+        if seq_id in self._preempted:
+            self._preempted.discard(seq_id)
+            return
+        self._running.end(self._running.get(seq_id), keep_tokens, demote=False)
+
+    def preempt(self, seq_id: int) -> None:
+        """End the leases; its blocks are next to be demoted.
+
+        Ends with the next admission of the same id, or with :meth:`finish`.
+        """
+        self._running.end(self._running.get(seq_id), None, demote=True)
+        self._preempted.add(seq_id)
+
+    # -- transfers
+
+    def plan_transfers(self) -> list[Transfer]:
+        """Spills that make room for noted shortfalls, keep clean blocks ahead, and idle writing."""
+        return self._spiller.plan() if self._prefix_cache else []
+
+    def finish_transfer(self, result: TransferResult) -> Fetched | None:
+        """Take in a mover's answer; not None when it completes a running sequence's fetches.
+
+        Raises:
+            LeaseError: No such transfer is in flight.
+        """
+        if result.transfer_id in self._spiller:
+            self._spiller.finish(result)
+            return None
+        if result.transfer_id not in self._fetcher:
+            raise LeaseError(f"transfer {result.transfer_id} is not in flight")
+        job = self._fetcher.finish(result)
+        if job is None or not job.alive:
+            return None
+        return self._end_fetch(self._running.get(job.seq_id), job)
+
+    def _end_fetch(self, sequence: RunningSequence, job: FetchJob) -> Fetched:
+        loads = job.loads.values()
+        failed = [load for load in loads if load.outcome is not MoveOutcome.OK]
+        if failed:
+            self._running.shorten(sequence, min(load.position for load in failed))
+        sequence.fetch = None
+        length = len(sequence.table)
+        used = [load for load in loads if load.position < length]
+        corrupt = sum(load.outcome is MoveOutcome.CORRUPT for load in failed)
+        return Fetched(
+            seq_id=sequence.seq_id,
+            block_ids=tuple(sequence.table),
+            cached_tokens=sequence.committed,
+            host_tokens=sum(load.tokens for load in used if load.source is Tier.HOST),
+            disk_tokens=sum(load.tokens for load in used if load.source is Tier.DISK),
+            corrupt_blocks=corrupt,
+            failed_blocks=len(failed) - corrupt,
+        )
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Device blocks that became free since the last call and still are."""
+        return self._residency.device.take_freed()
+
+    # -- disk and durability
+
+    def request_clean(self, keys: Iterable[BlockHash]) -> None:
+        """Write these blocks to disk soon, oldest request first; full blocks and tails alike."""
+        self._spiller.request(keys)
+
+    def dirty_count(self) -> int:
+        """Blocks asked to be on disk, or on their way, that have not arrived; 0 ends a flush."""
+        return self._spiller.dirty_count
+
+    def on_disk_evicted(self, keys: Iterable[BlockHash]) -> None:
+        """The store dropped these records to make room."""
+        for key in keys:
+            self._residency.disk_evicted(key)
+
+    def take_corrupt(self) -> tuple[BlockHash, ...]:
+        """Keys whose record on disk was found damaged since the last call: to be deleted there."""
+        return _taken(self._residency.corrupt)
+
+    def take_stale(self) -> tuple[BlockHash, ...]:
+        """Keys whose record on disk is of no more use: shorter selves of tails that grew."""
+        return _taken(self._residency.stale)
+
+    def was_evicted(self, key: BlockHash) -> bool:
+        """Whether the block left every tier, as far as is remembered."""
+        return key in self._residency.evicted
+
+    def was_corrupt(self, key: BlockHash) -> bool:
+        """Whether it left because its bytes were damaged."""
+        return self._residency.evicted.was_corrupt(key)
+
+    def forget(self, keys: Iterable[BlockHash]) -> tuple[BlockHash, ...]:
+        """Drop blocks that no session reaches any more; held ones go with their last lease.
+
+        Returns:
+            Keys to delete on disk: all that may be there.
+        """
+        wanted = list(keys)
+        for key in wanted:
+            self._fetcher.forget(key)
+            entry = self._residency.index.get(key)
+            if entry is not None:
+                self._residency.drop(entry)
+        return tuple(wanted) if self._residency.disk else ()
+
+    # -- figures
+
+    def ledger(self) -> Ledger:
+        """Blocks by tier and state now."""
+        return Ledger(
+            device=_tier_ledger(self._residency.device),
+            host=_tier_ledger(self._residency.host),
+            sequences=len(self._running),
+            transfers_in_flight=len(self._fetcher) + len(self._spiller),
+        )
+
+    def usage(self) -> CacheUsage:
+        """Ledger, counters and waste. O(blocks)."""
+        size = self.block_size
+        device_waste = sum(len(s.table) * size - s.committed for s in self._running)
+        host_waste = 0
+        for entry in self._residency.index:
+            waste = size - entry.record.fill
+            if entry.host is not None:
+                host_waste += waste
+            if waste and entry.device is not None and not self._residency.is_growing(entry):
+                device_waste += waste
+        return CacheUsage(
+            ledger=self.ledger(),
+            counters=self._residency.counters,
+            wasted_device_slots=device_waste,
+            wasted_host_slots=host_waste,
+            dirty_blocks=self._spiller.dirty_count,
+            indexed_blocks=len(self._residency.index),
+        )
+
+    def check(self) -> None:
+        """Recount everything. O(blocks).
+
+        Raises:
+            InvariantBroken: With what disagrees.
+        """
+        check_cache(self._residency, self._running, self._fetcher, self._spiller)
+
+
+def _taken(keys: dict[BlockHash, None]) -> tuple[BlockHash, ...]:
+    taken = tuple(keys)
+    keys.clear()
+    return taken
+
+
+def _tier_ledger(pool: BlockPool) -> TierLedger:
+    return TierLedger(
+        total=pool.num_blocks,
+        free=pool.num_free,
+        filling=pool.num_filling,
+        leased=pool.num_leased,
+        cached=pool.num_cached,
+    )

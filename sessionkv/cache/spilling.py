@@ -1,0 +1,225 @@
+"""Moves down: copies that make room before it is needed, and idle writing to disk.
+
+*Spills* copy the blocks that are next to go to the tier below, so that dropping them loses nothing:
+device to host, host to disk, and device to disk where there is no host tier. *Writes* bring blocks
+that were asked for to disk. A block leaves the upper tier only after its copy has arrived. A copy
+that fails makes its block droppable all the same: it is only a cache, and progress comes first.
+
+The source is held and a target on the host is filling until the move is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from sessionkv.cache.block_pool import BlockPool
+from sessionkv.cache.prefix_index import Entry
+from sessionkv.cache.residency import Residency
+from sessionkv.types import BlockHash, BlockMove, MoveOutcome, Tier, Transfer, TransferResult
+
+MAX_SPILLS = 64
+"""Device blocks on their way down at a time."""
+MAX_WRITES = 32
+"""Blocks on their way to disk at a time, for each of: making host room, and idle writing."""
+MOVES_PER_TRANSFER = 16
+"""Small enough that the first blocks are free while the others are still copied."""
+
+_Copy = tuple[Entry, BlockMove]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One transfer in flight and the content it copies."""
+
+    transfer: Transfer
+    entries: list[Entry]
+    written: bool
+
+
+class Spiller:
+    """Plans and takes in moves down. Which blocks go is the pools' order; leased ones never do."""
+
+    def __init__(
+        self, residency: Residency, transfer_ids: Iterator[int], *, clean_ahead_blocks: int
+    ) -> None:
+        self._residency = residency
+        self._transfer_ids = transfer_ids
+        self._clean_ahead = clean_ahead_blocks
+        self._jobs: dict[int, _Job] = {}
+        self._requested: dict[BlockHash, None] = {}
+        self._host_wanted = 0
+
+    def __len__(self) -> int:
+        """Transfers in flight."""
+        return len(self._jobs)
+
+    def __contains__(self, transfer_id: int) -> bool:
+        return transfer_id in self._jobs
+
+    def transfers(self) -> list[Transfer]:
+        """Transfers in flight."""
+        return [job.transfer for job in self._jobs.values()]
+
+    # -- requests
+
+    def request(self, keys: Iterable[BlockHash]) -> None:
+        """Write these blocks to disk, in order, after those asked for before."""
+        if self._residency.disk:
+            self._requested.update(dict.fromkeys(keys))
+
+    @property
+    def dirty_count(self) -> int:
+        """Blocks asked for that are not on disk yet, and all others on their way there."""
+        return len(self._requested) + sum(
+            len(job.entries) for job in self._jobs.values() if job.transfer.dst is Tier.DISK
+        )
+
+    # -- planning
+
+    def plan(self) -> list[Transfer]:
+        """Moves to start now. O(blocks moved or dropped)."""
+        wanted, self._residency.wanted = self._residency.wanted, 0
+        return [
+            *self._spill_device(wanted),
+            *self._spill_host(),
+            *self._write_requested(),
+        ]
+
+    def _spill_device(self, wanted: int) -> list[Transfer]:
+        """Room on the device: drop what is clean if it is wanted now, copy what is next."""
+        residency = self._residency
+        device = residency.device
+        below = self._tier_below_device()
+        if below is None:
+            return []
+        # Dropping at once, not at the next try, makes each round of a small host tier count: its
+        # blocks may be displaced by the next spills.
+        for block in residency.clean_run(device, max(wanted - device.num_free, 0)):
+            residency.evict_device(block)
+        spilling = self._num_in_flight(Tier.DEVICE)
+        lacking = max(wanted, self._clean_ahead) - device.num_free - spilling
+        copies: list[_Copy] = []
+        for block in device.coldest(max(lacking, 0)):
+            if residency.device_is_clean(block):
+                continue
+            if len(copies) + spilling >= MAX_SPILLS:
+                break
+            self._spill_block(block, below, copies, urgent=wanted > 0)
+        return self._start(Tier.DEVICE, below, copies, written=False)
+
+    def _spill_block(self, block: int, below: Tier, copies: list[_Copy], *, urgent: bool) -> None:
+        residency = self._residency
+        entry = residency.entry_of(residency.device, block)
+        target = -1
+        if below is Tier.HOST:
+            room = residency.allocate_host()
+            if room is None:
+                self._host_wanted += 1
+                if urgent and entry.on_disk:
+                    entry.host_refused = True  # it has a copy, if a slower one: do not wait
+                return
+            target = room
+        copies.append((entry, BlockMove(entry.record, block, target)))
+
+    def _spill_host(self) -> list[Transfer]:
+        """Room on the host: write what is next to go and not on disk."""
+        residency = self._residency
+        wanted, self._host_wanted = self._host_wanted, 0
+        if not residency.disk or not residency.host.num_blocks:
+            return []
+        spilling = self._num_in_flight(Tier.HOST)
+        lacking = max(wanted, self._clean_ahead) - residency.host.num_free - spilling
+        dirty = [
+            block
+            for block in residency.host.coldest(max(lacking, 0))
+            if not residency.host_is_clean(block)
+        ]
+        copies = [
+            self._copy_to_disk(residency.host, block)
+            for block in dirty[: max(MAX_WRITES - spilling, 0)]
+        ]
+        return self._start(Tier.HOST, Tier.DISK, copies, written=False)
+
+    def _write_requested(self) -> list[Transfer]:
+        """Idle writing, oldest request first; from the host where it has the block."""
+        residency = self._residency
+        if not self._requested:
+            return []
+        writing = {
+            entry.record.key
+            for job in self._jobs.values()
+            if job.transfer.dst is Tier.DISK
+            for entry in job.entries
+        }
+        room = MAX_WRITES - sum(len(job.entries) for job in self._jobs.values() if job.written)
+        from_device: list[_Copy] = []
+        from_host: list[_Copy] = []
+        while self._requested and len(from_device) + len(from_host) < room:
+            key = next(iter(self._requested))
+            del self._requested[key]
+            entry = residency.index.get(key)
+            if entry is None or entry.on_disk or key in writing:
+                continue
+            if entry.host is not None:
+                from_host.append(self._copy_to_disk(residency.host, entry.host))
+            elif entry.device is not None and not residency.is_growing(entry):
+                # A tail that grows is left out: its longer self will be asked for.
+                from_device.append(self._copy_to_disk(residency.device, entry.device))
+        return [
+            *self._start(Tier.DEVICE, Tier.DISK, from_device, written=True),
+            *self._start(Tier.HOST, Tier.DISK, from_host, written=True),
+        ]
+
+    def _copy_to_disk(self, pool: BlockPool, block: int) -> _Copy:
+        entry = self._residency.entry_of(pool, block)
+        return entry, BlockMove(entry.record, block, -1)
+
+    def _tier_below_device(self) -> Tier | None:
+        if self._residency.host.num_blocks:
+            return Tier.HOST
+        return Tier.DISK if self._residency.disk else None
+
+    def _num_in_flight(self, source: Tier) -> int:
+        return sum(
+            len(job.entries)
+            for job in self._jobs.values()
+            if job.transfer.src is source and not job.written
+        )
+
+    def _start(
+        self, source: Tier, target: Tier, copies: list[_Copy], *, written: bool
+    ) -> list[Transfer]:
+        pool = self._pool(source)
+        transfers = []
+        for start in range(0, len(copies), MOVES_PER_TRANSFER):
+            part = copies[start : start + MOVES_PER_TRANSFER]
+            for _, move in part:
+                pool.lease_for_move(move.src)
+            moves = tuple(move for _, move in part)
+            transfer = Transfer(next(self._transfer_ids), source, target, moves)
+            entries = [entry for entry, _ in part]
+            self._jobs[transfer.transfer_id] = _Job(transfer, entries, written)
+            transfers.append(transfer)
+        return transfers
+
+    # -- answers
+
+    def finish(self, result: TransferResult) -> None:
+        """Take in an answer. Sources return to the place they had in the order of eviction."""
+        job = self._jobs.pop(result.transfer_id)
+        transfer = job.transfer
+        pool = self._pool(transfer.src)
+        done = list(zip(job.entries, transfer.moves, result.outcomes, strict=True))
+        # Each goes to the cold end when released, so the coldest is released last.
+        for entry, move, outcome in reversed(done):
+            succeeded = outcome is MoveOutcome.OK
+            self._residency.counters.count_move(transfer.src, transfer.dst, succeeded=succeeded)
+            if transfer.dst is Tier.HOST:
+                self._residency.answered_by_host(entry, move.dst, succeeded=succeeded)
+            else:
+                self._residency.answered_by_disk(entry, succeeded=succeeded)
+            pool.release(move.src)
+
+    def _pool(self, tier: Tier) -> BlockPool:
+        return self._residency.device if tier is Tier.DEVICE else self._residency.host
