@@ -97,6 +97,10 @@ class TreeView:
         """The log up to the node's end, as a new list. O(history), some nanoseconds a token."""
         return unpack_tokens(b"".join(node.record.token_ids for node in self._path(node_id)))
 
+    def own_tokens(self, node_id: int) -> list[int]:
+        """The node's own tokens, as a new list. O(those)."""
+        return unpack_tokens(self._node(node_id).record.token_ids)
+
     def hashes_of(self, node_id: int) -> list[BlockHash]:
         """Hashes of the log's full blocks so far as attached, as a new list. O(blocks)."""
         hashes: list[BlockHash] = []
@@ -129,12 +133,15 @@ class TreeView:
             heads, children = (0, 1) if alone else (-1, -1)
         return SessionKeys(tuple(reversed(exclusive)), tuple(reversed(shared)))
 
-    def unattached(self) -> Iterator[int]:
-        """Nodes with a head whose hashes or tail are unknown; attach as they come."""
+    def unattached(self) -> Iterator[HeadRecord]:
+        """Sessions whose node's hashes or tail are unknown; attach as they come.
+
+        :meth:`hashes_of` tells what is known already, by an earlier one of the same branch.
+        """
         for head in tuple(self._state.heads.values()):
             node = self._state.nodes.get(head.node_id)
             if node is not None and (node.hashes is None or not node.tail_known):
-                yield head.node_id
+                yield head
 
     @property
     def num_sessions(self) -> int:

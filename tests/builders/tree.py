@@ -170,9 +170,9 @@ class Sessions:
 
 
 def attach_all(tree: TurnTree) -> None:
-    for node_id in tree.unattached():
-        log = tree.tokens_of(node_id)
-        tree.attach_hashes(node_id, full_hashes(log), tail_key(log))
+    for head in tree.unattached():
+        log = tree.tokens_of(head.node_id)
+        tree.attach_hashes(head.node_id, full_hashes(log), tail_key(log))
 
 
 def snapshot(tree: TurnTree) -> dict[str, object]:

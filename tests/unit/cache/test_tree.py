@@ -460,7 +460,7 @@ def test_a_loaded_tree_knows_no_hashes_until_attached():
     s.commit(s.tree.pin(TENANT, "a", tier="host", now=2.0))
     warm = snapshot(s.tree)
     s.tree = s.load(s.journal)
-    assert list(s.tree.unattached()) == [3]
+    assert [head.name for head in s.tree.unattached()] == ["a"]
     assert s.tree.hashes_of(3) == []
     assert s.tree.retention.num_keys == 0
     log = s.tree.tokens_of(3)
@@ -468,6 +468,7 @@ def test_a_loaded_tree_knows_no_hashes_until_attached():
     assert list(s.tree.unattached()) == []
     assert s.tree.hashes_of(3) == full_hashes(log)
     assert s.tree.hashes_of(2) == full_hashes(log[:5])
+    assert s.tree.own_tokens(3) == log[5:]
     assert snapshot(s.tree) == warm
     s.tree.attach_hashes(3, full_hashes(log), None)
     assert s.tree.retention.owners(tail_key(log)) == 0
