@@ -26,6 +26,7 @@ class ControlMarks:
         self._marks = {text: _ESCAPE + chr(_FIRST + i) for i, text in enumerate(self._texts)}
         self._spelled = re.compile("|".join(map(re.escape, self._texts)))
         self._marked = re.compile(f"{_ESCAPE}(.)", re.DOTALL)
+        self._endings = tuple(known)
         self._real = re.compile("|".join(map(re.escape, known)) or r"(?!)")
 
     def mark(self, text: str) -> str:
@@ -64,3 +65,7 @@ class ControlMarks:
         """The real control token that ``raw`` begins with, or None."""
         match = self._real.match(raw)
         return match[0] if match else None
+
+    def parts(self, before: str, after: str) -> bool:
+        """Whether a real control token stands where two raw texts meet: they encode apart."""
+        return self.first(after) is not None or before.endswith(self._endings)

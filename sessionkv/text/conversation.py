@@ -47,7 +47,7 @@ class ChatRenderer:
     def __init__(self, template: ChatTemplate, marks: ControlMarks, habits: TemplateHabits) -> None:
         """Combine the three."""
         self._template = template
-        self._marks = marks
+        self.marks = marks
         self.habits = habits
 
     def render(
@@ -71,7 +71,7 @@ class ChatRenderer:
         """
         if self.habits.folds_system:
             messages = _fold_system(messages)
-        tools = None if tools_json is None else self._marks.mark_value(json.loads(tools_json))
+        tools = None if tools_json is None else self.marks.mark_value(json.loads(tools_json))
         maps = [self._message_map(message) for message in messages]
         return self._template.render(maps, tools, now_s=now_s, generation=generation)
 
@@ -90,13 +90,11 @@ class ChatRenderer:
             return None
 
     def _message_map(self, message: Message) -> dict[str, Any]:
-        value: dict[str, Any] = self._marks.mark_value(replace(message, tool_calls=()).to_map())
+        value: dict[str, Any] = self.marks.mark_value(replace(message, tool_calls=()).to_map())
         if value["content"] is None and not self.habits.null_content:
             value["content"] = ""
         if message.tool_calls:
-            value["tool_calls"] = [
-                self._marks.mark_value(self._call(c)) for c in message.tool_calls
-            ]
+            value["tool_calls"] = [self.marks.mark_value(self._call(c)) for c in message.tool_calls]
         return value
 
     def _call(self, call: ToolCall) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Text to token ids: whole texts, and pieces of a conversation that stand in the middle of one.
 
 Rules: text without spelled control tokens gets exactly the ids of tokenising it as it is; a
-spelled one is encoded apart, with control tokens off. A piece that follows other ids is encoded
+spelled one is encoded apart, with control tokens off (so a tokenizer that puts a space before
+every segment of a text puts one behind it). A piece that follows other ids is encoded
 behind an anchor, whose ids are then taken off, so that it neither gets the space that some
 tokenizers put at the start of a text nor merges with what is before it. Never adds a BOS.
 """
@@ -27,14 +28,12 @@ class Encoder:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._control = vocabulary.control
-        self._control_ids = frozenset(vocabulary.control.values())
-        self._shown = vocabulary.shown
+        self._vocabulary = vocabulary
         self._marks = marks
         probes = ("x", " x", "xy z", "\nx", "é")
-        self._anchor = self._find_anchor(("", *self._control, "\n", "."), probes)
+        self._anchor = self._find_anchor(("", *vocabulary.control, "\n", "."), probes)
         tokenizer.encode_special_tokens = True
-        self._plain_anchor = self._find_anchor(("", "\n", "."), tuple(self._control))
+        self._plain_anchor = self._find_anchor(("", "\n", "."), tuple(vocabulary.control))
         tokenizer.encode_special_tokens = False
 
     def encode(self, raw: str) -> tuple[int, ...]:
@@ -44,20 +43,24 @@ class Encoder:
             return self._ids(text)
         return self._encode_spelled(text, spans)
 
-    def encode_after(self, raw: str, control: str) -> tuple[int, ...]:
-        """Ids of a text that follows the control token spelled ``control``."""
-        return self.encode(control + raw)[1:]
+    def encode_behind(self, raw: str, before: Sequence[int]) -> tuple[int, ...]:
+        """Ids of a text that stands behind the ids ``before``, of which the last one matters.
+
+        Behind a control token a text is encoded as it would be in one piece with it.
+        """
+        if not before:
+            return self.encode(raw)
+        control = self._vocabulary.spellings.get(before[-1])
+        return self.encode_inside(raw) if control is None else self.encode(control + raw)[1:]
 
     def encode_inside(self, raw: str) -> tuple[int, ...]:
-        """Ids of a text that follows ordinary text."""
-        if not raw:
-            return ()
-        if self._marks.first(raw) is not None:
+        """Ids of a text that stands behind ordinary text."""
+        if not raw or self._marks.first(raw) is not None:
             return self.encode(raw)
         return self.encode(self._anchor + raw)[len(self._ids(self._anchor)) :]
 
-    def encode_plain_inside(self, text: str) -> tuple[int, ...]:
-        """Ids of plain text (not raw) that follows ordinary text."""
+    def encode_text_inside(self, text: str) -> tuple[int, ...]:
+        """As :meth:`encode_inside` for plain text, in which no control token is real."""
         return self.encode_inside(self._marks.mark(text))
 
     def _encode_spelled(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -69,7 +72,7 @@ class Encoder:
         for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
             while end <= first:
                 start, end = next(rest, (len(text), len(text) + 1))
-            if token_id in self._control_ids and start < last:
+            if token_id in self._vocabulary.spellings and start < last:
                 ids += self._encode_plain(text[first:last])
             else:
                 ids.append(token_id)
@@ -105,4 +108,4 @@ class Encoder:
         return ""
 
     def _spell(self, ids: Sequence[int]) -> bytes:
-        return b"".join([self._shown[i] for i in ids])
+        return b"".join([self._vocabulary.shown[i] for i in ids])

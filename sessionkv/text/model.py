@@ -54,6 +54,7 @@ from sessionkv.text.root import (
     root_text,
     why_not_append_only,
 )
+from sessionkv.text.spelling import Speller
 from sessionkv.text.stops import StopChecker
 from sessionkv.text.template import ChatTemplate
 from sessionkv.text.vocabulary import Vocabulary
@@ -69,6 +70,8 @@ class TextModel:
         vocab_size: Ids from here on do not exist.
         eos_ids: Every id that ends a reply.
         closing_id: The template's own end of turn; None where it has no single one.
+        encoder: Encodes raw text.
+        speller: Spells ids as raw text.
         append_only: Whether plain sessions (no system prompt, no tools) only grow; see
             :class:`~sessionkv.text.root.RootText` for the answer that counts.
         append_only_reason: Why not, ``""`` where they do.
@@ -85,14 +88,16 @@ class TextModel:
         self.vocab_size = facts.vocab_size
         self.eos_ids = frozenset(facts.eos_token_ids)
         self._vocabulary = Vocabulary(tokenizer)
-        self._marks = ControlMarks(self._vocabulary.control)
-        self.encoder = Encoder(tokenizer, self._vocabulary, self._marks)
+        marks = ControlMarks(self._vocabulary.control)
+        self._control_spelling = {i: spelling for spelling, i in self._vocabulary.control.items()}
+        self.encoder = Encoder(tokenizer, self._vocabulary, marks)
+        self.speller = Speller(self._vocabulary, marks)
         self._renderer: ChatRenderer | None = None
         self.closing_id: int | None = None
         if template is not None:
             chat = ChatTemplate(template, bos_token=facts.bos_token, eos_token=facts.eos_token)
-            habits = find_habits(chat, self._marks)
-            self._renderer = ChatRenderer(chat, self._marks, habits)
+            habits = find_habits(chat, marks)
+            self._renderer = ChatRenderer(chat, marks, habits)
             self.closing_id = self._vocabulary.control.get(habits.closing_token)
         plain = self.root(None, None, now_s=0.0)
         self.append_only, self.append_only_reason = plain.append_only, plain.reason
@@ -184,7 +189,7 @@ class TextModel:
             ValueError: The root is not append-only.
         """
         if first:
-            return self.encoder.encode(first_turn(self.renderer, root, new))
+            return self.encoder.encode_behind(first_turn(self.renderer, root, new), root.ids)
         if not root.append_only:
             raise ValueError(f"the session's template needs whole conversations: {root.reason}")
         raw = behind_reply(self.renderer, root, new)
@@ -193,7 +198,8 @@ class TextModel:
             return self.encoder.encode_inside(raw)
         if not habits.closing or not raw.startswith(habits.closing):
             raise TemplateRefused("the chat template closes the reply in another way here")
-        return self.encoder.encode_after(raw[len(habits.closing) :], habits.closing_token)
+        closing = self._vocabulary.control[habits.closing_token]
+        return self.encoder.encode_behind(raw[len(habits.closing) :], (closing,))
 
     def full(
         self, root: RootText, messages: Sequence[Message], *, generation: bool = True

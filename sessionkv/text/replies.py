@@ -72,4 +72,4 @@ def cut_reply(
                 break
     else:
         rest += detokenizer.finish()
-    return ReplyEnding(keep_n, encoder.encode_plain_inside(rest[: num_chars - kept_chars]))
+    return ReplyEnding(keep_n, encoder.encode_text_inside(rest[: num_chars - kept_chars]))

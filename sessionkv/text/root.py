@@ -61,7 +61,7 @@ def root_text(renderer: ChatRenderer, root: RootText) -> str:
     prompt = renderer.try_render((*root.messages, USER), root.tools_json, now_s=root.now_s)
     if not alone or prompt is None or not prompt.startswith(alone):
         return ""
-    return alone
+    return alone if renderer.marks.parts(alone, prompt[len(alone) :]) else ""
 
 
 def why_not_append_only(renderer: ChatRenderer, root: RootText) -> str:
@@ -78,13 +78,22 @@ def why_not_append_only(renderer: ChatRenderer, root: RootText) -> str:
         if whole is None:
             return "the template refuses a second user message"
         before, found, after = whole.partition(REPLY)
-        if not found or before != prompt:
+        if not found or not _continues(prompt, before):
             return "the template rewrites what stands before a reply"
         if not after.startswith(renderer.habits.closing):
             return "the template closes a reply in more than one way"
         if after != behind_reply(renderer, root, (new,)):
             return "the template repeats the system prompt or tools in later turns"
     return ""
+
+
+def _continues(prompt: str, before: str) -> bool:
+    """Whether a reply to ``prompt`` stands where the template writes an earlier reply.
+
+    It may open the reply to come further than earlier ones (``<think>``), and may put a space
+    before earlier ones, which models sample themselves.
+    """
+    return prompt.startswith(before) or (before.startswith(prompt) and before.rstrip() == prompt)
 
 
 def behind_reply(renderer: ChatRenderer, root: RootText, new: Sequence[Message]) -> str:

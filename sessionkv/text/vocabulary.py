@@ -36,6 +36,7 @@ class Vocabulary:
 
     Attributes:
         control: Spelling -> id of the control tokens: added tokens marked special.
+        spellings: The same the other way round.
         visible: id -> bytes as a reader sees them; control tokens are empty.
         shown: id -> bytes with control tokens spelled out.
         strips_space: The tokenizer puts a space before text; decoding from the start drops it.
@@ -51,9 +52,10 @@ class Vocabulary:
         self.control: Mapping[str, int] = {
             token.content: token_id for token_id, token in added.items() if token.special
         }
+        self.spellings: Mapping[int, str] = {i: text for text, i in self.control.items()}
         rules = _DecoderRules(tokenizer)
         contents = {token_id: token.content.encode() for token_id, token in added.items()}
-        hidden = contents | dict.fromkeys(self.control.values(), b"")
+        hidden = contents | dict.fromkeys(self.spellings, b"")
         self.strips_space = rules.strips_space
         self.shown: Mapping[int, bytes] = _TokenBytes(tokenizer, rules, contents)
         self.visible: Mapping[int, bytes] = _TokenBytes(tokenizer, rules, hidden)

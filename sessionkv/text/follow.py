@@ -1,0 +1,152 @@
+"""Prompt ids for a conversation that the client sent whole.
+
+The model sees exactly what the template writes for the incoming messages. But where the template
+writes a reply that was sampled here, the sampled ids are taken instead of encoding its text again,
+which may give others and so lose the cache. That is done only where the ids spell the template's
+text at that very place, control tokens included, so no other text can slip in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sessionkv.text.history import StoredMessage, match_history
+from sessionkv.text.messages import Message
+from sessionkv.text.model import TextModel
+from sessionkv.text.reply_memory import ReplyMemory
+from sessionkv.text.root import RootText
+from sessionkv.types import MissReason, MissReport
+
+_SHOWN_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The prompt, and how it compares with what was stored.
+
+    Attributes:
+        ids: The prompt's token ids.
+        raw: Its raw text: what :meth:`ReplyMemory.put` wants when the reply is there.
+        num_reused_replies: Replies whose sampled ids were taken, wholly or in part.
+        miss: Where the prompt first differs from the stored log; reason NONE where it does not.
+    """
+
+    ids: tuple[int, ...]
+    raw: str
+    num_reused_replies: int
+    miss: MissReport
+
+
+def follow_ids(
+    text: TextModel,
+    root: RootText,
+    messages: Sequence[Message],
+    *,
+    stored: Sequence[StoredMessage] = (),
+    log: Sequence[int] = (),
+    memory: ReplyMemory | None = None,
+    tenant: str = "",
+) -> Followed:
+    """Build the prompt. O(conversation), once a turn.
+
+    Args:
+        text: The model's.
+        root: The session's, or ``RootText(None, tools_json, now_s)`` without one.
+        messages: Everything the client sent, the new messages included; without ``root.messages``.
+        stored: The stored conversation's messages without ``root.messages``, its replies with ids.
+        log: The stored conversation's ids, to report where the prompt leaves it.
+        memory: Replies of conversations without a session.
+        tenant: Whose memory.
+
+    Raises:
+        TemplateRefused: With the template's own words.
+    """
+    raw = text.raw(root, messages)
+    places = _places(raw, text.renderer.habits.opening)
+    if memory is not None:
+        replies = list(memory.take(tenant, raw, places))
+        ids, num_reused = _build(text, raw, list(zip(places, replies, strict=True)))
+    else:
+        known = [item.reply_ids for item in stored if item.reply_ids]
+        ids, num_reused = _build(text, raw, _assign(text, raw, places, known))
+    return Followed(ids, raw, num_reused, _first_miss(text, ids, messages, stored, log))
+
+
+def _places(raw: str, opening: str) -> list[int]:
+    """Where replies begin: behind each opening, the last (the one to be generated) left out."""
+    places: list[int] = []
+    at = raw.find(opening) if opening else -1
+    while at >= 0 and at + len(opening) < len(raw):
+        places.append(at + len(opening))
+        at = raw.find(opening, at + 1)
+    return places
+
+
+def _assign(
+    text: TextModel, raw: str, places: Sequence[int], known: Sequence[tuple[int, ...]]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Give each place the next stored reply that is wholly there, else the one of its number."""
+    spelled = [text.speller.spell(ids) for ids in known]
+    assigned = []
+    following = 0
+    for number, place in enumerate(places):
+        for index in range(following, len(known)):
+            if raw.startswith(spelled[index], place):
+                assigned.append((place, known[index]))
+                following = index + 1
+                break
+        else:
+            if number < len(known) and number >= following:
+                assigned.append((place, known[number]))
+    return assigned
+
+
+def _build(
+    text: TextModel, raw: str, replies: Sequence[tuple[int, tuple[int, ...]]]
+) -> tuple[tuple[int, ...], int]:
+    """Encode what lies between the replies, and take as much of each as spells the text there."""
+    ids: list[int] = []
+    end = num_reused = 0
+    for place, reply in replies:
+        count, size = text.speller.common(reply, raw, place)
+        if not count or place < end:
+            continue
+        ids += text.encoder.encode_behind(raw[end:place], ids)
+        ids += reply[:count]
+        end = place + size
+        num_reused += 1
+    ids += text.encoder.encode_behind(raw[end:], ids)
+    return tuple(ids), num_reused
+
+
+def _first_miss(
+    text: TextModel,
+    ids: Sequence[int],
+    messages: Sequence[Message],
+    stored: Sequence[StoredMessage],
+    log: Sequence[int],
+) -> MissReport:
+    if not stored or not log:
+        return MissReport()
+    shared = min(len(ids), len(log))
+    at = next((i for i in range(shared) if ids[i] != log[i]), shared)
+    if at == len(log):
+        return MissReport()
+    match = match_history(stored, messages)
+    difference = match.first_difference
+    shown = slice(at, at + _SHOWN_TOKENS)
+    if difference is None and match.num_matching == len(stored):
+        index = next((i for i, item in enumerate(stored) if at < item.end_token), len(stored) - 1)
+        reason = MissReason.TEMPLATE_REWROTE
+    else:
+        index = min(match.num_matching, len(stored) - 1)
+        reason = MissReason.HISTORY_EDITED
+    return MissReport(
+        reason=reason,
+        token=at,
+        turn=stored[index].turn,
+        message=index,
+        expected=text.decode(log[shown], continues=True, special=True),
+        found=text.decode(ids[shown], continues=True, special=True),
+    )
