@@ -212,9 +212,15 @@ class BlockStore:
             self._remove(partial(self._remove_keys, keys=batch))
 
     def evicted(self) -> tuple[BlockHash, ...]:
-        """Keys that left the disk since the last call, other than by :meth:`delete`."""
+        """Keys that left the disk since the last call and are not there now.
+
+        Those that :meth:`delete` was told of are not among them.
+        """
         keys, self._space.evicted = self._space.evicted, []
-        return tuple(BlockHash(key) for key in keys)
+        if not keys:
+            return ()
+        with self._index.reading() as txn:
+            return tuple(BlockHash(key) for key in keys if self._index.get(txn, key) is None)
 
     def stats(self) -> BlockStoreStats:
         """Figures; bytes as found on disk. About 0.3 ms."""

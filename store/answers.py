@@ -1,0 +1,43 @@
+"""What the store's threads answer, as plain data for the inbox of whoever asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sessionkv.errors import StoreError
+from sessionkv.types import BlockHash, DiskReceipt, TransferResult
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The journal's answer to one commit: durable, or refused with ``error``."""
+
+    ticket: int
+    error: StoreError | None
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """The block store's answer to one lookup; None when it cannot tell. Receipts are released."""
+
+    ticket: int
+    receipt: DiskReceipt | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskEvicted:
+    """Blocks that are on disk no longer: for room, for a longer one, or because they were bad."""
+
+    keys: tuple[BlockHash, ...]
+
+
+StoreAnswer = Committed | LookedUp | TransferResult | DiskEvicted
+
+
+class Answers(Protocol):
+    """Where answers go. Called from the store's threads; must be thread-safe and never wait."""
+
+    def put(self, item: StoreAnswer, /) -> None:
+        """Take one answer."""
+        ...
