@@ -29,7 +29,15 @@ def default_endpoint() -> str:
     ``$XDG_RUNTIME_DIR/sessionkv/engine.sock``; where that path is too long for a socket, a short
     one under ``/tmp`` named by its digest.
     """
-    path = user_runtime_dir() / "engine.sock"
+    return _fitting(user_runtime_dir() / "engine.sock")
+
+
+def private_endpoint(folder: Path) -> str:
+    """Endpoint of an engine that owns ``folder``; short as :func:`default_endpoint` is."""
+    return _fitting(folder.absolute() / "engine.sock")
+
+
+def _fitting(path: Path) -> str:
     raw = os.fsencode(path)
     if len(raw) > MAX_PATH_BYTES:
         path = _short_dir() / f"{hashlib.sha256(raw).hexdigest()[:16]}.sock"

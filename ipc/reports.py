@@ -42,7 +42,7 @@ def cache_to_map(report: CacheReport) -> dict[str, Any]:
 
 def cache_from_map(values: Mapping[str, Any]) -> CacheReport:
     """From the wire; a miss reason that this version does not know reads as ``not_matched``."""
-    known = dict.fromkeys(_REQUIRED, 0)
+    known: dict[str, Any] = dict.fromkeys(_REQUIRED, 0)
     known.update({name: values[name] for name in _CACHE_FIELDS if name in values})
     return CacheReport(**known, miss=_miss_from_map(values.get("miss") or {}))
 

@@ -20,10 +20,12 @@ class Waker:
 
     def __init__(self) -> None:
         """Make the pipe."""
-        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
         self._closed = False
-        # No write may meet a closed descriptor: its number may be another file's by then. Re-entrant,
-        # so that a signal handler may interrupt a wake with a wake.
+        # No write may meet a closed descriptor: its number may be another file's by then.
+        # Re-entrant, so that a signal handler may interrupt a wake with a wake.
         self._guard = threading.RLock()
 
     def wake(self) -> None:

@@ -1,0 +1,285 @@
+"""The asyncio client: the same methods and results as :class:`~sessionkv.client.client.Client`.
+
+The connection has its own thread, as in the blocking client; a reply wakes the event loop that
+waits for it. Cancelling a task cancels its turn and loses nothing else. A client may be used from
+several loops; each call belongs to the loop it is made in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Unpack
+
+from sessionkv.client.assemble import answer, failure
+from sessionkv.client.async_stream import AsyncStream, Awaited, Leave
+from sessionkv.client.core import ClientCore, socket_transport
+from sessionkv.client.options import GenerateOptions, Message, TurnOptions, given
+from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
+from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
+from sessionkv.ipc import messages as wire
+from sessionkv.ipc.transport import Transport
+
+
+class AsyncClient:
+    """A connection to an engine. Use with ``async with``, or ``await`` :meth:`close`."""
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        transport: Transport | None = None,
+    ) -> None:
+        """Connect; arguments and errors as for :class:`~sessionkv.client.client.Client`."""
+        self._timeout_s = timeout_s
+        self._core = ClientCore(transport or socket_transport(endpoint, timeout_s))
+        self._finalizer = weakref.finalize(self, self._core.close)
+
+    async def open(
+        self,
+        name: str,
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        history: str | None = None,
+    ) -> AsyncSession:
+        """Create a session, or resume the one of that name."""
+        fields = given(session=name, system=system, tools=tools, history=history)
+        await self._call(wire.Open, fields)
+        return AsyncSession(self, name)
+
+    def session(self, name: str) -> AsyncSession:
+        """Handle of a session that exists; nothing is asked of the engine."""
+        return AsyncSession(self, name)
+
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> TurnResult:
+        """Generate without a session; what was seen before is found in the cache all the same."""
+        fields = given(prompt=prompt, messages=messages, tokens=tokens, **options)
+        return await self._finish(Awaited(self._core, wire.Generate, fields), self._abandon)
+
+    def stream_generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncStream:
+        """As :meth:`generate`, piece by piece; starts with the first event that is awaited."""
+        fields = given(prompt=prompt, messages=messages, tokens=tokens, stream=True, **options)
+
+        async def start() -> Awaited:
+            return Awaited(self._core, wire.Generate, fields)
+
+        return AsyncStream(self, self._core, start, self._abandon)
+
+    async def sessions(self, prefix: str = "") -> list[SessionInfo]:
+        """All sessions whose name begins with ``prefix``, by name."""
+        found: list[SessionInfo] = []
+        after: str | None = None
+        while True:
+            page = await self._call(wire.List, given(prefix=prefix, after=after))
+            found += [session_info(value) for value in page["sessions"]]
+            after = page.get("next")
+            if after is None:
+                return found
+
+    async def delete(self, name: str) -> None:
+        """Delete a session: its name, and every turn and block that no other session reaches."""
+        await self._call(wire.Close, {"session": name, "keep": False})
+
+    async def flush(self) -> dict[str, Any]:
+        """Write the KV of all idle sessions to disk; returns counts when that is done."""
+        value: dict[str, Any] = await self._call(wire.Flush, {}, timeout_s=None)
+        return value
+
+    async def stats(self) -> dict[str, Any]:
+        """All metrics of the engine, as a nested map."""
+        value: dict[str, Any] = await self._call(wire.Stats, {})
+        return value
+
+    async def close(self) -> None:
+        """End the connection: open turns are cancelled, unless they have an idempotency key."""
+        await asyncio.to_thread(self._finalizer)
+
+    async def __aenter__(self) -> AsyncClient:
+        """The client itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    async def _call(
+        self, kind: type[wire.Request], fields: dict[str, Any], timeout_s: float | None = -1
+    ) -> Any:
+        """Value of a request that is not a turn; -1 is the client's own timeout."""
+        timeout_s = self._timeout_s if timeout_s == -1 else timeout_s
+        awaited = Awaited(self._core, kind, fields)
+        try:
+            async with asyncio.timeout(timeout_s):
+                item, _ = await awaited.get()
+        except TimeoutError:
+            raise ConnectionLost(f"no answer to {kind.TYPE!r} within {timeout_s:g} s") from None
+        finally:
+            self._core.forget(awaited.pending)
+        return answer(item)
+
+    async def _finish(self, awaited: Awaited, leave: Leave) -> TurnResult:
+        """Wait for a turn without stream; whatever ends the wait early cancels it."""
+        try:
+            while True:
+                item, _ = await awaited.get()
+                if isinstance(item, wire.Done):
+                    return turn_result(item)
+                if not isinstance(item, wire.Delta | wire.Restarted):
+                    raise failure(item)
+        finally:
+            if not awaited.pending.ended:
+                leave(awaited)
+
+    def _abandon(self, awaited: Awaited) -> None:
+        self._core.abandon(awaited.pending)
+
+
+class AsyncSession:
+    """Handle of one session; as an async context manager it closes and keeps the session.
+
+    Attributes:
+        name: Of the session.
+    """
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        """Made by :meth:`AsyncClient.open` and :meth:`AsyncClient.session`."""
+        self.name = name
+        self._client = client
+        self._core = client._core
+        self._left: list[Awaited] = []
+        self._closed = False
+
+    async def turn(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> TurnResult:
+        """Run one turn and wait for its end; cancelling the task cancels the turn."""
+        awaited = await self._submit(text, messages, tokens, False, options)
+        return await self._client._finish(awaited, self._leave)
+
+    def stream(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> AsyncStream:
+        """As :meth:`turn`, piece by piece; leaving early cancels the turn.
+
+        It starts with the first event that is awaited.
+        """
+
+        async def start() -> Awaited:
+            return await self._submit(text, messages, tokens, True, options)
+
+        return AsyncStream(self._client, self._core, start, self._leave)
+
+    async def fork(self, name: str) -> AsyncSession:
+        """A new session that continues from the last completed turn; costs no KV."""
+        await self._call(wire.Fork, name=name)
+        return AsyncSession(self._client, name)
+
+    async def rewind(self, turns: int = 1) -> SessionInfo:
+        """Take back so many turns, each with its reply."""
+        return session_info(await self._call(wire.Rewind, turns=turns))
+
+    async def pin(
+        self, *, tier: str = "host", ttl_s: float | None = None, priority: int = 50
+    ) -> SessionInfo:
+        """Let the session's KV leave ``tier`` only after everything that is pinned less."""
+        return session_info(await self._call(wire.Pin, tier=tier, ttl_s=ttl_s, priority=priority))
+
+    async def unpin(self) -> SessionInfo:
+        """Take the pin off."""
+        return session_info(await self._call(wire.Unpin))
+
+    async def info(self, *, history: bool = False) -> SessionInfo:
+        """What the engine knows of the session; with its messages where ``history``."""
+        return session_info(await self._call(wire.Info, history=history))
+
+    async def close(self, *, keep: bool = True) -> None:
+        """End this handle; a second call does nothing; without ``keep`` the session is deleted."""
+        if not self._closed:
+            await self._call(wire.Close, keep=keep)
+            self._closed = True
+
+    async def __aenter__(self) -> AsyncSession:
+        """The session itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close and keep; when leaving by an error, that error is the one to be seen."""
+        hidden = (SessionKVError,) if kind is not None else ()
+        with contextlib.suppress(*hidden):
+            await self.close()
+
+    async def _submit(
+        self,
+        text: str | None,
+        messages: Sequence[Message] | None,
+        tokens: Sequence[int] | None,
+        stream: bool,
+        options: TurnOptions,
+    ) -> Awaited:
+        await self._settle()
+        fields = given(
+            session=self.name,
+            text=text,
+            messages=messages,
+            tokens=tokens,
+            stream=stream,
+            **options,
+        )
+        return Awaited(self._core, wire.Turn, fields)
+
+    async def _call(self, kind: type[wire.Request], **fields: Any) -> Any:
+        await self._settle()
+        return await self._client._call(kind, given(session=self.name, **fields))
+
+    def _leave(self, awaited: Awaited) -> None:
+        self._left.append(awaited)
+        self._core.abandon(awaited.pending)
+
+    async def _settle(self) -> None:
+        """Let turns that were left early end, so that they are not in the way of what follows."""
+        if self._closed:
+            raise EngineClosed(f"this handle of session {self.name!r} is closed")
+        while self._left:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._client._timeout_s):
+                    await self._left[-1].get()
+            self._left.pop()

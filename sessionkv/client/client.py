@@ -1,0 +1,332 @@
+"""The blocking client: sessions, turns and streams over one connection to an engine.
+
+Thread-safe: any thread may use a client and its sessions; a stream belongs to the thread that
+iterates it. Works where only msgpack and pyzmq are installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Unpack
+
+from sessionkv.client.assemble import answer, failure
+from sessionkv.client.core import ClientCore, socket_transport
+from sessionkv.client.options import GenerateOptions, Message, TurnOptions, given
+from sessionkv.client.pending import Pending
+from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
+from sessionkv.client.stream import Leave, Stream
+from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
+from sessionkv.ipc import messages as wire
+from sessionkv.ipc.transport import Transport
+
+
+class Client:
+    """A connection to an engine. Use as a context manager, or call :meth:`close`."""
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        transport: Transport | None = None,
+    ) -> None:
+        """Connect.
+
+        Args:
+            endpoint: ``ipc://PATH`` of an engine; None is the user's own (``sessionkv serve``).
+            timeout_s: How long to wait for answers to everything that is not a turn or a flush, and
+                for a lost engine to come back where a turn may be repeated. Turns have no timeout
+                but their ``deadline_s``: a dead engine is noticed after 3 s of silence.
+            transport: Another way to an engine than a socket.
+
+        Raises:
+            ConnectionLost: No engine listens there.
+            ConfigError: The endpoint is not one.
+        """
+        self._timeout_s = timeout_s
+        self._core = ClientCore(transport or socket_transport(endpoint, timeout_s))
+        self._finalizer = weakref.finalize(self, self._core.close)
+
+    def open(
+        self,
+        name: str,
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        history: str | None = None,
+    ) -> Session:
+        """Create a session, or resume the one of that name.
+
+        Args:
+            name: 1 to 4,096 bytes of UTF-8 without NUL.
+            system: System prompt; None takes over an existing session's.
+            tools: Tools for the chat template; None takes over an existing session's.
+            history: ``"keep"`` or ``"follow"``: how messages that repeat the history are read.
+
+        Raises:
+            SessionDiffers: It exists with other values.
+        """
+        fields = given(session=name, system=system, tools=tools, history=history)
+        self._call(wire.Open, fields)
+        return Session(self, name)
+
+    def session(self, name: str) -> Session:
+        """Handle of a session that exists; nothing is asked of the engine."""
+        return Session(self, name)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> TurnResult:
+        """Generate without a session; what was seen before is found in the cache all the same.
+
+        Args:
+            prompt: Text without template.
+            messages: A whole conversation, through the model's template.
+            tokens: Ids as they are.
+            **options: See :class:`~sessionkv.client.options.GenerateOptions`.
+        """
+        fields = given(prompt=prompt, messages=messages, tokens=tokens, **options)
+        return self._finish(self._core.submit(wire.Generate, fields), self._core.abandon)
+
+    def stream_generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Stream:
+        """As :meth:`generate`, piece by piece."""
+        fields = given(prompt=prompt, messages=messages, tokens=tokens, stream=True, **options)
+        pending = self._core.submit(wire.Generate, fields)
+        return Stream(self, self._core, pending, self._core.abandon)
+
+    def sessions(self, prefix: str = "") -> list[SessionInfo]:
+        """All sessions whose name begins with ``prefix``, by name."""
+        found: list[SessionInfo] = []
+        after: str | None = None
+        while True:
+            page = self._call(wire.List, given(prefix=prefix, after=after))
+            found += [session_info(value) for value in page["sessions"]]
+            after = page.get("next")
+            if after is None:
+                return found
+
+    def delete(self, name: str) -> None:
+        """Delete a session: its name, and every turn and block that no other session reaches.
+
+        Raises:
+            SessionNotFound: There is none of that name.
+        """
+        self._call(wire.Close, {"session": name, "keep": False})
+
+    def flush(self) -> dict[str, Any]:
+        """Write the KV of all idle sessions to disk; returns counts when that is done."""
+        value: dict[str, Any] = self._call(wire.Flush, {}, timeout_s=None)
+        return value
+
+    def stats(self) -> dict[str, Any]:
+        """All metrics of the engine, as a nested map."""
+        value: dict[str, Any] = self._call(wire.Stats, {})
+        return value
+
+    def close(self) -> None:
+        """End the connection: open turns are cancelled, unless they have an idempotency key."""
+        self._finalizer()
+
+    def __enter__(self) -> Client:
+        """The client itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _call(
+        self, kind: type[wire.Request], fields: dict[str, Any], timeout_s: float | None = -1
+    ) -> Any:
+        """Value of a request that is not a turn; -1 is the client's own timeout."""
+        timeout_s = self._timeout_s if timeout_s == -1 else timeout_s
+        pending = self._core.submit(kind, fields)
+        try:
+            item = pending.get(timeout_s)
+        finally:
+            self._core.forget(pending)
+        if item is None:
+            raise ConnectionLost(f"no answer to {kind.TYPE!r} within {timeout_s:g} s")
+        return answer(item[0])
+
+    def _finish(self, pending: Pending, leave: Leave) -> TurnResult:
+        """Wait for a turn without stream; whatever ends the wait early cancels it."""
+        try:
+            while (taken := pending.get()) is not None:
+                if isinstance(taken[0], wire.Done):
+                    return turn_result(taken[0])
+                if not isinstance(taken[0], wire.Delta | wire.Restarted):
+                    break
+        finally:
+            if not pending.ended:
+                leave(pending)
+        raise failure(taken[0] if taken else EngineClosed("the client is closed"))
+
+
+class Session:
+    """Handle of one session. As a context manager it closes at the end and keeps the session.
+
+    Attributes:
+        name: Of the session.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        """Made by :meth:`Client.open` and :meth:`Client.session`."""
+        self.name = name
+        self._client = client
+        self._core = client._core
+        self._left: list[Pending] = []
+        self._closed = False
+
+    def turn(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> TurnResult:
+        """Run one turn and wait for its end; an interrupt cancels it.
+
+        Args:
+            text: One user message.
+            messages: New messages (or, under ``follow``, the whole conversation).
+            tokens: Ids, appended as they are: no template.
+            **options: See :class:`~sessionkv.client.options.TurnOptions`.
+
+        Raises:
+            RequestError: The request is at fault; nothing changed.
+            TurnError: The turn ended without being committed; the session is as before.
+            ConnectionLost: The engine is gone; without an idempotency key it is not known whether
+                the turn was committed.
+        """
+        return self._client._finish(
+            self._submit(text, messages, tokens, False, options), self._leave
+        )
+
+    def stream(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> Stream:
+        """As :meth:`turn`, piece by piece; leaving the iteration early cancels the turn."""
+        pending = self._submit(text, messages, tokens, True, options)
+        return Stream(self._client, self._core, pending, self._leave)
+
+    def fork(self, name: str) -> Session:
+        """A new session that continues from the last completed turn; costs no KV.
+
+        Raises:
+            SessionExists: The name is taken.
+        """
+        self._call(wire.Fork, name=name)
+        return Session(self._client, name)
+
+    def rewind(self, turns: int = 1) -> SessionInfo:
+        """Take back so many turns, each with its reply.
+
+        Raises:
+            RewindBeyondRoot: There are not so many; nothing changed.
+            SessionBusy: A turn is running.
+        """
+        return session_info(self._call(wire.Rewind, turns=turns))
+
+    def pin(
+        self, *, tier: str = "host", ttl_s: float | None = None, priority: int = 50
+    ) -> SessionInfo:
+        """Let the session's KV leave ``tier`` only after everything that is pinned less.
+
+        Raises:
+            PinRefused: The tier cannot promise that many bytes.
+        """
+        return session_info(self._call(wire.Pin, tier=tier, ttl_s=ttl_s, priority=priority))
+
+    def unpin(self) -> SessionInfo:
+        """Take the pin off."""
+        return session_info(self._call(wire.Unpin))
+
+    def info(self, *, history: bool = False) -> SessionInfo:
+        """What the engine knows of the session; with its messages where ``history``."""
+        return session_info(self._call(wire.Info, history=history))
+
+    def close(self, *, keep: bool = True) -> None:
+        """End this handle; a second call does nothing.
+
+        Args:
+            keep: False deletes the session, as :meth:`Client.delete`.
+        """
+        if not self._closed:
+            self._call(wire.Close, keep=keep)
+            self._closed = True
+
+    def __enter__(self) -> Session:
+        """The session itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close and keep; when leaving by an error, that error is the one to be seen."""
+        hidden = (SessionKVError,) if kind is not None else ()
+        with contextlib.suppress(*hidden):
+            self.close()
+
+    def _submit(
+        self,
+        text: str | None,
+        messages: Sequence[Message] | None,
+        tokens: Sequence[int] | None,
+        stream: bool,
+        options: TurnOptions,
+    ) -> Pending:
+        self._settle()
+        fields = given(
+            session=self.name,
+            text=text,
+            messages=messages,
+            tokens=tokens,
+            stream=stream,
+            **options,
+        )
+        return self._core.submit(wire.Turn, fields)
+
+    def _call(self, kind: type[wire.Request], **fields: Any) -> Any:
+        self._settle()
+        return self._client._call(kind, given(session=self.name, **fields))
+
+    def _leave(self, pending: Pending) -> None:
+        self._left.append(pending)
+        self._core.abandon(pending)
+
+    def _settle(self) -> None:
+        """Let turns that were left early end, so that they are not in the way of what follows."""
+        if self._closed:
+            raise EngineClosed(f"this handle of session {self.name!r} is closed")
+        while self._left:
+            self._left.pop().get(self._client._timeout_s)

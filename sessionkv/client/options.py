@@ -1,0 +1,55 @@
+"""Keyword arguments that the two clients share, and the request fields made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from sessionkv.types import SamplingParams
+
+Message = Mapping[str, Any]
+"""``{"role": ..., "content": ...}``, and whatever else the model's template reads."""
+
+
+class _Common(TypedDict, total=False):
+    sampling: SamplingParams | None
+    idempotency_key: str | None
+    deadline_s: float | None
+    priority: int
+
+
+class TurnOptions(_Common, total=False):
+    """Options of a session's turn, all by keyword.
+
+    Attributes:
+        sampling: How to choose tokens and when to stop; None is the defaults.
+        when_busy: While another turn of the session runs: ``"error"`` (``SessionBusy``) or
+            ``"queue"``.
+        idempotency_key: Makes the turn safe to repeat: the same key and request get the same
+            answer, also after a crash, and a lost connection is retried.
+        deadline_s: Give up after so many seconds, queueing included (``DeadlineExceeded``).
+        priority: Higher goes first.
+    """
+
+    when_busy: Literal["error", "queue"]
+
+
+class GenerateOptions(_Common, total=False):
+    """Options of a generation without session, all by keyword.
+
+    Attributes:
+        sampling: As for a turn.
+        tools: Tools for the template, with ``messages``.
+        cache: Use and fill the prefix cache.
+        idempotency_key: As for a turn.
+        deadline_s: As for a turn.
+        priority: As for a turn.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    cache: bool
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}

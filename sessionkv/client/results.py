@@ -1,0 +1,165 @@
+"""What the clients return: results of turns, events of streams, what is known of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessionkv.ipc.messages import Done
+from sessionkv.ipc.reports import cache_from_map, usage_from_map
+from sessionkv.types import CacheReport, FinishReason, TokenLogprob, Usage
+
+Logprobs = tuple[tuple[TokenLogprob, ...], ...]
+"""For each token: the token itself first, then the likeliest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """A finished turn.
+
+    Attributes:
+        text: The reply; without the stop string.
+        tokens: Ids of the reply as they are in the session's log.
+        finish_reason: Why it ended.
+        usage: Token counts.
+        cache: Where the prompt's KV came from.
+        node: Id of the turn, None without a session.
+        logprobs: As asked for, else None.
+        stop: The stop string or token id that ended the turn, else None.
+        replayed: The answer of an earlier run under the same idempotency key.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    cache: CacheReport
+    node: str | None = None
+    logprobs: Logprobs | None = None
+    stop: str | int | None = None
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """A piece of a turn as it is generated.
+
+    The texts of all events since the last ``restarted`` one make up the result's text, and so do
+    the tokens.
+
+    Attributes:
+        text: What became certain; may lag behind the tokens.
+        tokens: New ids.
+        offset: Position of the first of them in the reply.
+        logprobs: For these tokens, as asked for.
+        restarted: Forget the events before: the engine had to run the turn anew.
+        result: The whole, on the last event.
+    """
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    offset: int = 0
+    logprobs: Logprobs | None = None
+    restarted: bool = False
+    result: TurnResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PinInfo:
+    """A session's pin; ``expires_s`` is wall-clock seconds, None for no end."""
+
+    tier: str
+    expires_s: float | None
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierBytes:
+    """Bytes of a session's KV in one tier: its own, and those it shares with other sessions."""
+
+    exclusive: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What the engine knows of a session.
+
+    Attributes:
+        name: Its name.
+        node: Id of the last turn (or of the root).
+        turns: Completed turns.
+        tokens: Tokens of the log.
+        kind: ``"chat"``, ``"raw"``, or ``"root"`` before the first turn.
+        history: ``"keep"`` or ``"follow"``: how incoming histories are read.
+        created_s: Wall-clock seconds.
+        updated_s: Wall-clock seconds.
+        pin: None when not pinned.
+        bytes: KV per tier.
+        running: A turn runs now.
+        queued: Turns that wait for it.
+        last_cache: Cache report of the last turn, where known.
+        messages: The conversation, when history was asked for.
+    """
+
+    name: str
+    node: str
+    turns: int
+    tokens: int
+    kind: str
+    history: str
+    created_s: float
+    updated_s: float
+    pin: PinInfo | None = None
+    bytes: Mapping[str, TierBytes] = field(default_factory=dict)
+    running: bool = False
+    queued: int = 0
+    last_cache: CacheReport | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
+
+
+def turn_result(done: Done) -> TurnResult:
+    """From the wire."""
+    return TurnResult(
+        text=done.text,
+        tokens=tuple(done.tokens),
+        finish_reason=FinishReason(done.finish_reason),
+        usage=usage_from_map(done.usage),
+        cache=cache_from_map(done.cache),
+        node=done.node,
+        logprobs=logprobs_from_wire(done.logprobs),
+        stop=done.stop,
+        replayed=done.replayed,
+    )
+
+
+def logprobs_from_wire(value: Any) -> Logprobs | None:
+    """From lists of ``[token_id, logprob]``."""
+    if value is None:
+        return None
+    return tuple(tuple(TokenLogprob(*pair) for pair in token) for token in value)
+
+
+def session_info(value: Mapping[str, Any]) -> SessionInfo:
+    """From the wire; unknown fields are ignored, absent ones are empty."""
+    pin, last = value.get("pin"), value.get("last_cache")
+    return SessionInfo(
+        name=value["name"],
+        node=str(value.get("node", "")),
+        turns=value.get("turns", 0),
+        tokens=value.get("tokens", 0),
+        kind=value.get("kind", "root"),
+        history=value.get("history", "keep"),
+        created_s=value.get("created_s", 0.0),
+        updated_s=value.get("updated_s", 0.0),
+        pin=PinInfo(pin["tier"], pin.get("expires_s"), pin["priority"]) if pin else None,
+        bytes={
+            tier: TierBytes(counts.get("exclusive", 0), counts.get("shared", 0))
+            for tier, counts in value.get("bytes", {}).items()
+        },
+        running=value.get("running", False),
+        queued=value.get("queued", 0),
+        last_cache=cache_from_map(last) if last else None,
+        messages=tuple(value.get("messages") or ()),
+    )
