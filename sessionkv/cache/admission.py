@@ -92,20 +92,29 @@ class Admitter:
         self._fetcher = fetcher
 
     def admit(
-        self, seq_id: int, chain: TokenChain, choice: Choice, *, disk_below: bool
+        self,
+        seq_id: int,
+        chain: TokenChain,
+        choice: Choice,
+        *,
+        disk_below: bool,
+        room_tokens: int,
     ) -> tuple[RunningSequence, Admission] | None:
         """Hold, allocate and start fetching; None when the device has no room now."""
         held = _device_blocks(choice)
-        fresh = self._take_room(choice.fresh_blocks, held)
+        size = self._residency.block_size
+        matched_blocks = len(choice.sources) + (choice.tail is not None)
+        room_blocks = max(-(-room_tokens // size) - matched_blocks, 0)
+        fresh = self._take_room(choice.fresh_blocks + room_blocks, held)
         if fresh is None:
             return None
         cached = sum(choice.tokens.values())
-        size = self._residency.block_size
         sequence = RunningSequence(
             seq_id, chain, [], cached, (cached // size + 1) * size, disk_below
         )
         loads = self._fill_table(sequence, choice, fresh)
         copies = self._add_tail(sequence, choice, fresh, loads)
+        sequence.table.extend(fresh)
         transfers: tuple[Transfer, ...] = ()
         if loads:
             sequence.fetch, transfers = self._fetcher.start(seq_id, loads)

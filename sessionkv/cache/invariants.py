@@ -17,7 +17,7 @@ from sessionkv.cache.spilling import Spiller
 from sessionkv.types import Tier
 
 
-class InvariantBroken(RuntimeError):
+class InvariantBroken(AssertionError):
     """The cache's books do not agree with each other."""
 
 

@@ -150,11 +150,19 @@ class KVCacheManager:
     # -- admission
 
     def admit(
-        self, seq_id: int, chain: object, match: Match, *, use_host: bool, use_disk: bool
+        self,
+        seq_id: int,
+        chain: object,
+        match: Match,
+        *,
+        use_host: bool,
+        use_disk: bool,
+        room_tokens: int = 0,
     ) -> Admission | None:
         """Lease what the match offers and allocate room for fetches and the tail's copy.
 
-        None when the device has no room now: nothing was changed except that the blocks wanted go
+        ``room_tokens`` is as for :meth:`reserve`, all or nothing with the rest. An empty match
+        needs no ``state``. None when the device has no room now: nothing was changed except that the blocks wanted go
         later than before, and the shortfall is noted.
 
         Raises:
@@ -164,10 +172,14 @@ class KVCacheManager:
         found = match.state
         if seq_id in self._running:
             raise LeaseError(f"sequence {seq_id} runs already")
+        if found is None and not match.num_tokens:
+            found = matching.nothing(self._residency.version)
         if not isinstance(found, Found) or found.version != self._residency.version:
             raise LeaseError("the cache has changed since the match was made")
         choice = choose(found, self._residency, use_host=use_host, use_disk=use_disk)
-        admitted = self._admitter.admit(seq_id, chain, choice, disk_below=found.disk_below)
+        admitted = self._admitter.admit(
+            seq_id, chain, choice, disk_below=found.disk_below, room_tokens=room_tokens
+        )
         if admitted is None:
             return None
         sequence, admission = admitted

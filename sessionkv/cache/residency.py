@@ -22,7 +22,6 @@ class Residency:
         version: Grows whenever an answer of the index may have changed.
         wanted: Device blocks that somebody asked for and did not get since the last spill plan.
         stale: Keys whose record on disk is of no more use.
-        corrupt: Keys whose record on disk was found damaged.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class Residency:
         self.version = 0
         self.wanted = 0
         self.stale: dict[BlockHash, None] = {}
-        self.corrupt: dict[BlockHash, None] = {}
 
     # -- into a tier
 
@@ -154,9 +152,7 @@ class Residency:
             entry.disk_refused = True
 
     def lose_disk(self, key: BlockHash, *, corrupt: bool) -> None:
-        """The record on disk is missing or damaged."""
-        if corrupt:
-            self.corrupt[key] = None
+        """The record on disk is missing, or was damaged and is removed."""
         entry = self.index.get(key)
         if entry is None:
             self.evicted.add(key, corrupt=corrupt)
@@ -211,17 +207,18 @@ class Residency:
 
     # -- room
 
-    def allocate_device(self, count: int) -> list[int] | None:
+    def allocate_device(self, count: int, *, besides: int = 0) -> list[int] | None:
         """Take device blocks for filling, dropping the coldest clean ones where needed.
 
         None when the blocks next to go are too few or must be copied first: nothing was changed,
-        but the wish is noted for the next spill plan.
+        but the wish is noted for the next spill plan, with ``besides`` blocks that the caller has
+        and may give back meanwhile.
         """
         short = count - self.device.num_free
         if short > 0:
             victims = self.clean_run(self.device, short)
             if len(victims) < short:
-                self.wanted = max(self.wanted, count)
+                self.wanted = max(self.wanted, count + besides)
                 return None
             for block in victims:
                 self.evict_device(block)

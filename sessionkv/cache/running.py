@@ -103,7 +103,8 @@ class RunningSet:
                 f"sequence {sequence.seq_id} commits {num_tokens} tokens after "
                 f"{sequence.committed} in {len(sequence.table)} blocks of {size}"
             )
-        self._end_copy(sequence)
+        if not sequence.settled:
+            self._settle(sequence)
         for block in range(sequence.committed // size, num_tokens // size):
             self._commit_block(sequence, block)
         sequence.committed = num_tokens
@@ -111,6 +112,13 @@ class RunningSet:
         if num_tokens >= sequence.staged:
             self._settle_borrowers(sequence)
         self.move_frontier(sequence)
+
+    def _settle(self, sequence: RunningSequence) -> None:
+        """The first step has run: its copy is made and its look-up counts."""
+        sequence.settled = True
+        self._end_copy(sequence)
+        self._residency.counters.looked_up += sequence.looked_up
+        self._residency.counters.hit += sequence.hit
 
     def _commit_block(self, sequence: RunningSequence, block: int) -> None:
         residency = self._residency
@@ -174,13 +182,17 @@ class RunningSet:
             demote: Its blocks are next to go.
         """
         for seq_id in self.dependents(sequence):
-            self._sequences[seq_id].broken = True
+            borrower = self._sequences[seq_id]
+            borrower.broken, borrower.settled = True, False
         self._settle_borrowers(sequence)
         for seq_id in sequence.lenders:
             self._sequences[seq_id].borrowers.discard(sequence.seq_id)
         del self._sequences[sequence.seq_id]
         self._clear_frontier(sequence)
         self._drop_staged(sequence)
+        if sequence.copy_source is not None:
+            # The copy of its tail is not known to have run: those slots hold nothing.
+            sequence.committed -= sequence.committed % self._residency.block_size
         self._end_copy(sequence)
         # Whatever is released last is at the end of its list: the head of the chain at the hot
         # end, or, for a demotion, its tail at the cold one.

@@ -46,7 +46,10 @@ class RunningSequence:
         frontier_key: Hash of the block it fills next, under which others wait for it.
         borrowers: Sequences that hold blocks which it staged and has not committed.
         lenders: The other direction.
-        broken: A lender ended without committing: only :meth:`finish` is left.
+        broken: A lender ended without committing: it can only be ended.
+        looked_up: Prompt blocks it looked for, to be counted when it has run.
+        hit: How many of them were found.
+        settled: It has run, and the next commit inside a block changes nothing but a number.
     """
 
     seq_id: int
@@ -63,3 +66,6 @@ class RunningSequence:
     borrowers: set[int] = field(default_factory=set)
     lenders: set[int] = field(default_factory=set)
     broken: bool = False
+    looked_up: int = 0
+    hit: int = 0
+    settled: bool = False
