@@ -162,8 +162,8 @@ class KVCacheManager:
         """Lease what the match offers and allocate room for fetches and the tail's copy.
 
         ``room_tokens`` is as for :meth:`reserve`, all or nothing with the rest. An empty match
-        needs no ``state``. None when the device has no room now: nothing was changed except that the blocks wanted go
-        later than before, and the shortfall is noted.
+        needs no ``state``. None when the device has no room now: nothing was changed except that
+        the blocks wanted go later than before, and the shortfall is noted.
 
         Raises:
             LeaseError: The sequence runs already, or the match is not the cache's latest.

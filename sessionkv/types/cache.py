@@ -42,7 +42,7 @@ class Admission:
     """A sequence has its first blocks: leased, or allocated and being filled by ``transfers``.
 
     Attributes:
-        block_ids: Block table that covers ``cached_tokens``.
+        block_ids: Block table that covers ``cached_tokens`` and the room asked for.
         cached_tokens: Tokens that need no computing once copies and transfers are done.
         copies: Copy-on-write of a shared tail, for the first plan the sequence is in.
         transfers: Fetches to hand to the movers; the sequence may not be planned before all have

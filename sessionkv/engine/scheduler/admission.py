@@ -206,9 +206,8 @@ class Admitter:
         Returns:
             Whether it is out of the queue: running, or fetching when it has transfers to wait for.
         """
-        match = _NOTHING_CACHED
+        match = self._match(sequence)
         if sequence.use_cache:
-            match = self._kv.match(sequence.chain, sequence.receipt)
             if self._should_wait(sequence, match, step_id):
                 self._waiters.add(sequence.seq_id)
                 return False
@@ -216,12 +215,14 @@ class Admitter:
             if shrunk and sequence.num_lookups < _MAX_LOOKUPS and self._look_up(sequence, now):
                 return False
         admission = self._take_blocks(sequence, match)
-        if admission is None and alone and match.num_tokens:
+        if admission is None:
+            # Planning the spills may itself drop what is clean.
+            self._desk.collect_spills()
+            admission = self._take_blocks(sequence, self._match(sequence))
+        if admission is None and alone and not self._desk.spills:
             # Holding what is matched can itself take the room that is missing (a tail is copied
             # while its source is leased): then everything is computed.
-            self._desk.collect_spills()
-            if not self._desk.spills:
-                admission = self._take_blocks(sequence, _NOTHING_CACHED)
+            admission = self._take_blocks(sequence, _NOTHING_CACHED)
         if admission is None:
             sequence.tried_epoch = self._epoch
             if sequence.blocked_since is None:
@@ -230,24 +231,28 @@ class Admitter:
         self._admitted(sequence, admission, now)
         return True
 
+    def _match(self, sequence: Sequence) -> Match:
+        if not sequence.use_cache:
+            return _NOTHING_CACHED
+        return self._kv.match(sequence.chain, sequence.receipt)
+
     def _take_blocks(self, sequence: Sequence, match: Match) -> Admission | None:
-        """Lease what is matched and, where nothing has to be fetched, reserve the whole prompt."""
+        """Lease what is matched, with room for the whole prompt; all or nothing."""
         use_host = use_disk = True
+        known = len(sequence.token_ids)
         if match.host_tokens or match.disk_tokens:
-            known = len(sequence.token_ids)
             queued = self._queue.num_tokens - known
             decision = self._policy.decide(match, known, queued)
             use_host, use_disk = decision.use_host, decision.use_disk
             sequence.load_reason = decision.reason
-        admission = self._kv.admit(
-            sequence.seq_id, sequence.chain, match, use_host=use_host, use_disk=use_disk
+        return self._kv.admit(
+            sequence.seq_id,
+            sequence.chain,
+            match,
+            use_host=use_host,
+            use_disk=use_disk,
+            room_tokens=known,
         )
-        if admission is None or admission.transfers:
-            return admission
-        if self._kv.reserve(sequence.seq_id, len(sequence.token_ids)) is None:
-            self._kv.finish(sequence.seq_id)
-            return None
-        return admission
 
     def _admitted(self, sequence: Sequence, admission: Admission, now: float) -> None:
         self._queue.remove(sequence)
@@ -256,12 +261,10 @@ class Admitter:
         if sequence.receipt is not None:
             self._desk.keep_for(sequence.receipt, admission.transfers)
             sequence.receipt = None
-        size = self._kv.block_size
-        fetching = bool(admission.transfers)
-        known = len(admission.block_ids) * size if fetching else len(sequence.token_ids)
-        sequence.capacity_tokens = -(-known // size) * size
-        sequence.state = SequenceState.FETCHING if fetching else SequenceState.RUNNING
+        sequence.capacity_tokens = len(admission.block_ids) * self._kv.block_size
+        sequence.state = SequenceState.FETCHING if admission.transfers else SequenceState.RUNNING
         sequence.holds_blocks = True
+        sequence.demoted = False
         sequence.num_computed = sequence.num_staged = admission.cached_tokens
         sequence.copies = admission.copies
         sequence.accounting.admitted(admission, now)

@@ -51,9 +51,19 @@ class KVCache(Protocol):
         ...
 
     def admit(
-        self, seq_id: int, chain: Chain, match: Match, *, use_host: bool, use_disk: bool
+        self,
+        seq_id: int,
+        chain: Chain,
+        match: Match,
+        *,
+        use_host: bool,
+        use_disk: bool,
+        room_tokens: int = 0,
     ) -> Admission | None:
         """Lease what the match offers and allocate room for fetches and the tail's copy.
+
+        The table is also grown to hold ``room_tokens`` positions, as by :meth:`reserve`. An empty
+        match (all counts 0) needs no ``state``: nothing is reused.
 
         Nothing past a tier that is not used is used either (a prefix has no holes). None when the
         device has no room now: nothing was changed, but the shortfall is noted, and

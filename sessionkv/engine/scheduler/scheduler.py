@@ -338,6 +338,7 @@ class Scheduler:
             if sequence.awaited_spills is None:
                 self._desk.collect_spills()
                 sequence.awaited_spills = set(self._desk.spills)
+                continue  # planning the spills may itself have dropped what was clean
             sequence.awaited_spills &= self._desk.spills
             if sequence.awaited_spills or self._life.running[-1] is sequence:
                 return False
