@@ -42,7 +42,7 @@ class Reply(Protocol):
 class Session(Protocol):
     """What the loop needs of a session."""
 
-    def turn(self, messages: Any, *, sampling: SamplingParams) -> Reply:
+    def turn(self, text: str, /, *, sampling: SamplingParams) -> Reply:
         """Send what is new, get the reply."""
         ...
 

@@ -20,11 +20,11 @@ def chat(client: Client, name: str) -> None:
     for line in sys.stdin:
         if not line.strip():
             continue
-        stream = session.stream(line.strip(), sampling=sampling)
-        for event in stream:
+        for event in session.stream(line.strip(), sampling=sampling):
             print(event.text, end="", flush=True)
-        cache = stream.result.cache
-        print(f"\n  [{cache.cached_tokens} of {cache.prompt_tokens} prompt tokens were cached]")
+            if event.result is not None:
+                cache = event.result.cache
+                print(f"\n  [{cache.cached_tokens} of {cache.prompt_tokens} tokens were cached]")
     session.close(keep=True)
 
 

@@ -23,7 +23,6 @@ from rich.text import Text
 from sessionkv import (
     CacheConfig,
     CacheReport,
-    Client,
     EngineConfig,
     EngineProcess,
     SamplingParams,
@@ -92,12 +91,11 @@ class Demo:
     def turn(self, session: Session, text: str, *, stage: str) -> None:
         """One turn, its reply as it comes, and where its prompt came from."""
         CONSOLE.print(Text.assemble((f"\n{session.name}", "bold cyan"), (f"  {text}", "bold")))
-        stream = session.stream(text, sampling=self.sampling)
-        for event in stream:
+        for event in session.stream(text, sampling=self.sampling):
             CONSOLE.print(Text(event.text), end="")
-        cache = stream.result.cache
-        CONSOLE.print(Text("\n" + report(cache), "dim"))
-        self.lines.append(Line(stage, session.name, cache))
+            if event.result is not None:
+                CONSOLE.print(Text("\n" + report(event.result.cache), "dim"))
+                self.lines.append(Line(stage, session.name, event.result.cache))
 
 
 def report(cache: CacheReport) -> str:
@@ -136,7 +134,7 @@ def first_life(demo: Demo, engine: EngineProcess) -> None:
 
     heading("4. The first conversation again: its blocks come back from the tiers below")
     demo.turn(guide, "Is there a museum?", stage="back")
-    show_tiers(client)
+    show_tiers(guide)
     client.flush()
 
 
@@ -148,11 +146,13 @@ def second_life(demo: Demo, engine: EngineProcess) -> None:
     demo.turn(guide, "And the second?", stage="restart")
 
 
-def show_tiers(client: Client) -> None:
-    """How full each tier is now."""
-    for name in ("guide", "guest-1"):
-        info = client.info(name)
-        CONSOLE.print(Text(f"  {name}: {info}", "dim"))
+def show_tiers(session: Session) -> None:
+    """Where the session's KV lies now."""
+    places = ", ".join(
+        f"{(held.exclusive + held.shared) / 2**20:.1f} MiB in {tier}"
+        for tier, held in session.info().bytes.items()
+    )
+    CONSOLE.print(Text(f"  KV of {session.name}: {places}", "dim"))
 
 
 def summary(lines: list[Line]) -> Table:
@@ -174,22 +174,26 @@ def summary(lines: list[Line]) -> Table:
     return table
 
 
+def play(demo: Demo) -> None:
+    """All acts, in order."""
+    with demo.start() as engine:
+        first_life(demo, engine)
+        heading("5. kill -9")
+        engine.kill()
+        CONSOLE.print(f"engine {engine.pid} is dead; starting another on its store")
+    with demo.start() as engine:
+        second_life(demo, engine)
+    CONSOLE.print()
+    CONSOLE.print(summary(demo.lines))
+
+
 def main() -> None:
-    """Run all acts on a store that is removed at the end."""
+    """Run on a store that is removed at the end."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sessionkv-demo-") as store:
-        demo = Demo(args.model, store)
-        with demo.start() as engine:
-            first_life(demo, engine)
-            heading("5. kill -9")
-            engine.kill()
-            CONSOLE.print(f"engine {engine.pid} is dead; starting another on its store")
-        with demo.start() as engine:
-            second_life(demo, engine)
-    CONSOLE.print()
-    CONSOLE.print(summary(demo.lines))
+        play(Demo(args.model, store))
 
 
 if __name__ == "__main__":

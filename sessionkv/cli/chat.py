@@ -21,10 +21,10 @@ from sessionkv.cli.connect import connect
 from sessionkv.cli.settings import config_from
 from sessionkv.config import user_cache_dir
 from sessionkv.errors import ConnectionLost, RequestError, TurnError
-from sessionkv.types import SamplingParams
+from sessionkv.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
-    from sessionkv.client import Client, Stream
+    from sessionkv.client import Client, TurnStream
 
 HISTORY_LINES = 1000
 
@@ -104,33 +104,48 @@ class Chat:
     def _turn(self, text: str) -> None:
         stream = self.commands.session.stream(text, sampling=self._sampling)
         with _interrupt_cancels(stream):
-            for event in stream:
-                self._out.print(event.text, end="", markup=False)
+            shown = self._show(stream)
         reply = stream.result
-        self._out.print()
-        if reply.finish_reason == "cancelled":
+        if reply is None:
+            self._remarks.print("\n(stopped)", style="dim")
+            return
+        # A cancel takes the last events itself: what it took is in the result.
+        self._out.print(reply.text[shown:], markup=False)
+        if reply.finish_reason is FinishReason.CANCELLED:
             self._remarks.print("(stopped; the conversation keeps what you saw)", style="dim")
         self._remarks.print(output.cache_line(reply.cache), style="dim", markup=False)
 
+    def _show(self, stream: TurnStream) -> int:
+        """Print the events as they come; how many characters of the reply they were."""
+        shown = 0
+        for event in stream:
+            if event.restarted:
+                self._remarks.print("\n(the engine came back; the reply starts anew)", style="dim")
+                shown = 0
+            self._out.print(event.text, end="", markup=False)
+            shown += len(event.text)
+        return shown
+
 
 @contextmanager
-def _interrupt_cancels(stream: Stream) -> Iterator[None]:
+def _interrupt_cancels(stream: TurnStream) -> Iterator[None]:
     """Ctrl-C ends the reply where it is; a second one ends the chat.
 
     The request to cancel is sent from another thread: a signal handler runs between two steps of
     whatever the client is doing, and must not enter it again.
     """
-    pressed = threading.Event()
+    canceller = threading.Thread(target=stream.cancel, kwargs={"keep": True}, daemon=True)
 
     def handler(_signal: int, _frame: FrameType | None) -> None:
-        if pressed.is_set():
+        if canceller.ident is not None:
             raise KeyboardInterrupt
-        pressed.set()
-        threading.Thread(target=stream.cancel, kwargs={"keep": True}, daemon=True).start()
+        canceller.start()
 
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield
+        if canceller.ident is not None:
+            canceller.join()
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -50,7 +50,7 @@ class Commands:
     def switch(self, name: str, *, system: str | None = None) -> None:
         """Open or resume a session and make it the current one."""
         self._session = self._client.open(name, system=system)
-        turns = self._session.info().get("turns", 0)
+        turns = self._session.info().turns
         if turns:
             self._say(f"resumed {output.one_line(name)} after {turns} turns")
 
@@ -74,8 +74,7 @@ class Commands:
                 self._session = self.session.fork(_required(argument, "/fork NAME"))
                 self._say(f"now in {output.one_line(argument)}")
             case "rewind":
-                self.session.rewind(turns=_count(argument))
-                self._say(f"{self.session.info().get('turns', 0)} turns left")
+                self._say(f"{self.session.rewind(turns=_count(argument)).turns} turns left")
             case "pin":
                 self.session.pin(tier=argument or "host")
                 self._say(f"pinned to {argument or 'host'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +26,13 @@ def stderr() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output; what JSON lacks becomes text."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str, ensure_ascii=False) + "\n")
+    """One JSON document on standard output; enums as their values, paths as text."""
+    text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
+    sys.stdout.write(text + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, enum.Enum) else str(value)
 
 
 def size(num_bytes: float | None) -> str:

@@ -4,88 +4,124 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from sessionkv.cli import output
 from sessionkv.cli.connect import connect
+from sessionkv.types import Tier
 
 if TYPE_CHECKING:
-    from sessionkv.client import Client
+    from sessionkv.client import Client, PinInfo, SessionInfo
+
+TIERS = tuple(tier.value for tier in Tier)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out one action and print what came of it."""
     with connect(args) as client:
-        value = _act(client, args)
-    if args.json:
-        output.print_json(value)
-    elif args.action == "ls":
-        output.stdout().print(sessions_table(value))
-    elif args.action == "rm":
-        output.stdout().print(f"removed {output.one_line(args.session)}", markup=False)
-    else:
-        print_info(output.stdout(), value)
+        if args.action == "ls":
+            _print_list(client.sessions(args.prefix), as_json=args.json)
+        elif args.action == "rm":
+            client.delete(args.session)
+            _print_removed(args.session, as_json=args.json)
+        else:
+            info = _act(client, args)
+            if args.json:
+                output.print_json(asdict(info))
+            else:
+                print_info(output.stdout(), info)
     return 0
 
 
-def _act(client: Client, args: argparse.Namespace) -> Any:
+def _act(client: Client, args: argparse.Namespace) -> SessionInfo:
+    """What is known of the session after the action."""
+    session = client.session(args.session)
     match args.action:
-        case "ls":
-            return list(client.sessions(prefix=args.prefix))
-        case "show":
-            return client.info(args.session)
         case "fork":
-            return client.fork(args.session, args.name)
+            return session.fork(args.name).info()
         case "rewind":
-            return client.rewind(args.session, turns=args.turns)
+            return session.rewind(args.turns)
         case "pin":
-            return client.pin(args.session, tier=args.tier, ttl_s=args.ttl, priority=args.priority)
+            return session.pin(tier=args.tier, ttl_s=args.ttl, priority=args.priority)
         case "unpin":
-            return client.unpin(args.session)
+            return session.unpin()
         case _:
-            return client.remove(args.session)
+            return session.info()
 
 
-def sessions_table(sessions: Iterable[Mapping[str, Any]]) -> Table:
-    """One row for each session."""
+def _print_list(sessions: list[SessionInfo], *, as_json: bool) -> None:
+    if as_json:
+        output.print_json([asdict(info) for info in sessions])
+    else:
+        output.stdout().print(sessions_table(sessions))
+
+
+def _print_removed(name: str, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"removed": name})
+    else:
+        output.stdout().print(f"removed {output.one_line(name)}", markup=False)
+
+
+def sessions_table(sessions: Iterable[SessionInfo]) -> Table:
+    """One row for each session; bytes in a tier count what it shares with others too."""
     columns = (
-        "session", ">turns", ">tokens", ">device", ">host", ">disk", "pin", ">idle", "last miss"
+        "session", ">turns", ">tokens", *(f">{tier}" for tier in TIERS), "pin", ">idle", "last miss"
     )  # fmt: skip
     return output.table(columns, (_row(info) for info in sessions))
 
 
-def _row(info: Mapping[str, Any]) -> tuple[Any, ...]:
-    held = info.get("bytes") or {}
+def _row(info: SessionInfo) -> tuple[str, ...]:
     return (
-        info.get("session", "?"),
-        f"{info.get('turns', 0):,}",
-        f"{info.get('tokens', 0):,}",
-        *(output.size(held.get(tier)) for tier in ("device", "host", "disk")),
-        _pin(info.get("pin")),
-        _idle(info.get("updated_s")),
-        info.get("last_miss") or "-",
+        info.name,
+        f"{info.turns:,}",
+        f"{info.tokens:,}",
+        *(_held(info, tier) for tier in TIERS),
+        _pin(info.pin),
+        "running" if info.running else _age(info.updated_s),
+        info.last_cache.miss.reason.value if info.last_cache else "-",
     )
 
 
-def print_info(console: Console, info: Mapping[str, Any]) -> None:
+def print_info(console: Console, info: SessionInfo) -> None:
     """All that is known of one session."""
-    plain = {key: value for key, value in info.items() if not isinstance(value, Mapping | list)}
-    console.print(output.pairs(plain))
-    for key, value in info.items():
-        if isinstance(value, Mapping):
-            console.print(output.pairs(value, title=key))
+    values = {
+        "session": info.name,
+        "turns": f"{info.turns:,}",
+        "tokens": f"{info.tokens:,}",
+        "kind": info.kind,
+        "node": info.node,
+        "created": f"{_age(info.created_s)} ago",
+        "last used": "running" if info.running else f"{_age(info.updated_s)} ago",
+        "queued turns": f"{info.queued:,}",
+        "pin": _pin(info.pin),
+    }
+    for tier in TIERS:
+        values[f"KV in {tier}"] = _held(info, tier, apart=True)
+    if info.last_cache:
+        values["last turn"] = output.cache_line(info.last_cache)
+    console.print(output.pairs(values))
 
 
-def _pin(pin: Mapping[str, Any] | None) -> str:
-    if not pin:
+def _held(info: SessionInfo, tier: str, *, apart: bool = False) -> str:
+    held = info.bytes.get(tier)
+    if held is None:
         return "-"
-    left = "" if pin.get("ttl_s") is None else f", {output.duration(pin['ttl_s'])}"
-    return f"{pin.get('tier')}{left}"
+    text = output.size(held.exclusive + held.shared)
+    return f"{text}, {output.size(held.shared)} of it shared" if apart and held.shared else text
 
 
-def _idle(updated_s: float | None) -> str:
-    return "-" if updated_s is None else output.duration(max(0.0, time.time() - updated_s))
+def _pin(pin: PinInfo | None) -> str:
+    if pin is None:
+        return "-"
+    until = "" if pin.expires_s is None else f", {output.duration(pin.expires_s - time.time())}"
+    return f"{pin.tier} ({pin.priority}{until})"
+
+
+def _age(wall_s: float) -> str:
+    return output.duration(max(0.0, time.time() - wall_s))

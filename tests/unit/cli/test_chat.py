@@ -1,0 +1,152 @@
+import io
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from sessionkv.cli import chat
+from sessionkv.cli.main import main
+from sessionkv.errors import ConnectionLost, SessionBusy, TurnFailed
+from sessionkv.ipc import messages as wire
+from tests.builders.fake_engine import HOLD, FakeEngine, connects_to
+
+CACHE_LINE = (
+    "prompt 100 = 64 device + 16 host + 0 disk + 20 computed"
+    " · first token 12 ms · 34.5 tok/s · miss: evicted from token 80"
+)
+
+
+def talk(
+    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, *lines: str, flags: tuple[str, ...] = ()
+) -> int:
+    """Run ``sessionkv chat`` with these lines on a standard input that is no terminal."""
+    monkeypatch.setattr(chat, "connect", connects_to(engine))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    return main(["chat", "--session", "trip", *flags])
+
+
+def test_replies_go_to_stdout_and_cache_lines_to_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talk(monkeypatch, FakeEngine("blue", "red [bold]"), "a colour", "", "another") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "blue\nred [bold]\n"
+    assert captured.err.splitlines() == [CACHE_LINE, CACHE_LINE]
+
+
+def test_flags_reach_session_and_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    flags = ("--system", "Be brief.", "--temperature", "0", "--max-tokens", "5", "--seed", "7")
+    assert talk(monkeypatch, engine, "hello", flags=flags) == 0
+    opened = next(r for r in engine.log if isinstance(r, wire.Open))
+    turn = next(r for r in engine.log if isinstance(r, wire.Turn))
+    assert (opened.session, opened.system) == ("trip", "Be brief.")
+    assert (turn.text, turn.stream) == ("hello", True)
+    sampling = turn.sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.seed) == (0.0, 5, 7)
+
+
+def test_resumed_session_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    engine.sessions["trip"] = {"texts": ["a", "b"]}
+    talk(monkeypatch, engine)
+    assert capsys.readouterr().err == "resumed trip after 2 turns\n"
+
+
+def test_commands_act_on_the_current_session(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    lines = ("one", "two", "/fork b", "three", "/rewind 2", "/pin disk", "/switch trip", "/unpin")
+    assert talk(monkeypatch, engine, *lines) == 0
+    assert engine.sessions["trip"]["texts"] == ["ONE", "TWO"]
+    assert engine.sessions["b"]["texts"] == ["ONE"]
+    assert engine.sessions["b"]["pin"]["tier"] == "disk"
+    remarks = [line for line in capsys.readouterr().err.splitlines() if line != CACHE_LINE]
+    assert remarks == [
+        "now in b",
+        "1 turns left",
+        "pinned to disk",
+        "resumed trip after 2 turns",
+        "no longer pinned",
+    ]
+
+
+def test_info_and_sessions_show_what_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(monkeypatch, FakeEngine(), "one", "/info", "/sessions", "/help")
+    errors = capsys.readouterr().err
+    assert "KV in device" in errors
+    assert "1.0 KiB" in errors
+    assert "evicted" in errors
+    assert "/rewind [N]" in errors
+
+
+@pytest.mark.parametrize("command", ["/quit", "/exit", "/q"])
+def test_quit_ends_the_chat(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    engine = FakeEngine()
+    assert talk(monkeypatch, engine, command, "never sent") == 0
+    assert not any(isinstance(request, wire.Turn) for request in engine.log)
+
+
+def test_errors_of_a_line_do_not_end_the_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine(SessionBusy("a turn is running"), TurnFailed("NaN"), "fine")
+    lines = ("one", "two", "/fork", "/rewind x", "/bogus", "three")
+    assert talk(monkeypatch, engine, *lines) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == "fine"
+    assert captured.err.splitlines()[:5] == [
+        "session_busy: a turn is running",
+        "turn_failed: NaN",
+        "invalid_request: argument is ''; allowed: /fork NAME",
+        "invalid_request: argument is 'x'; allowed: /rewind N, a number",
+        "no command /bogus; /help lists them",
+    ]
+
+
+def test_lost_engine_ends_the_chat_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine(ConnectionLost("the engine is gone"))
+    assert talk(monkeypatch, engine, "one", "two") == 1
+    assert "sessionkv: the engine is gone" in capsys.readouterr().err
+
+
+def test_interrupt_ends_the_reply_and_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine(HOLD, "next")
+
+    def press() -> None:
+        engine.held.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    before = signal.getsignal(signal.SIGINT)
+    assert talk(monkeypatch, engine, "one", "two") == 0
+    presser.join()
+    assert signal.getsignal(signal.SIGINT) is before
+    cancel = next(request for request in engine.log if isinstance(request, wire.Cancel))
+    assert cancel.keep
+    captured = capsys.readouterr()
+    assert captured.out == "so far, and a bit\nnext\n"
+    assert captured.err.splitlines()[0] == "(stopped; the conversation keeps what you saw)"
+
+
+def test_no_engine_at_a_named_endpoint_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_args: object) -> None:
+        raise ConnectionLost("no engine at ipc:///x")
+
+    monkeypatch.setattr(chat, "connect", refuse)
+    assert main(["chat", "--endpoint", "ipc:///x"]) == 1
+    assert capsys.readouterr().err.startswith("sessionkv: no engine at ipc:///x\n")

@@ -1,0 +1,94 @@
+import json
+
+import pytest
+
+from sessionkv.cli import sessions, stats
+from sessionkv.cli.main import main
+from tests.builders.fake_engine import FakeEngine, connects_to
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Two sessions: ``trip`` with two turns, ``a[b]`` with one."""
+    engine = FakeEngine(stats={})
+    engine.sessions = {"trip": {"texts": ["a", "b"]}, "a[b]": {"texts": ["x"]}}
+    monkeypatch.setattr(sessions, "connect", connects_to(engine))
+    monkeypatch.setattr(stats, "connect", connects_to(engine))
+    return engine
+
+
+def test_ls_is_a_table(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "ls"]) == 0
+    header, first, second = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert header.split() == [
+        "session", "turns", "tokens", "device", "host", "disk", "pin", "idle", "last", "miss"
+    ]  # fmt: skip
+    assert first.split()[:5] == ["a[b]", "1", "10", "1.0", "KiB"]
+    assert first.split()[-1] == "evicted"
+    assert second.split()[0] == "trip"
+
+
+def test_ls_takes_a_prefix(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "ls", "tr", "--json"]) == 0
+    assert [info["name"] for info in json.loads(capsys.readouterr().out)] == ["trip"]
+
+
+def test_show_json_has_everything(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "show", "trip", "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["turns"], info["tokens"]) == (2, 20)
+    assert info["bytes"] == {"device": {"exclusive": 2048, "shared": 0}}
+    assert info["last_cache"]["miss"]["reason"] == "evicted"
+
+
+def test_show_names_shared_bytes_apart(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sessions", "show", "trip"]) == 0
+    printed = capsys.readouterr().out
+    assert "KV in device" in printed
+    assert "2.0 KiB" in printed
+
+
+def test_fork_rewind_pin_unpin_rm(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "fork", "trip", "other"]) == 0
+    assert main(["sessions", "rewind", "trip", "2"]) == 0
+    assert main(["sessions", "pin", "other", "--tier", "disk", "--priority", "70"]) == 0
+    assert engine.sessions["trip"]["texts"] == []
+    assert engine.sessions["other"]["texts"] == ["a", "b"]
+    assert engine.sessions["other"]["pin"] == {"tier": "disk", "expires_s": None, "priority": 70}
+    assert "disk (70)" in capsys.readouterr().out
+    assert main(["sessions", "unpin", "other"]) == 0
+    assert engine.sessions["other"]["pin"] is None
+    assert main(["sessions", "rm", "other"]) == 0
+    assert "other" not in engine.sessions
+    assert capsys.readouterr().out.endswith("removed other\n")
+
+
+@pytest.mark.parametrize(
+    "argv", [["show", "x"], ["fork", "x", "y"], ["rewind", "x"], ["pin", "x"], ["rm", "x"]]
+)
+def test_unknown_session_is_one_line(
+    engine: FakeEngine, argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sessions", *argv]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[0] == "sessionkv: there is no session named 'x'"
+
+
+def test_stats_groups_and_units(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.stats = {
+        "uptime_s": 12.5,
+        "prefix": {"hit_rate": 0.5, "lookups": 1200},
+        "tiers": {"device": {"used_bytes": 1536, "cap_bytes": None}, "evictions": 3},
+    }
+    assert main(["stats"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert ["uptime_s", "12.50", "s"] in lines
+    assert ["hit_rate", "50.0%"] in lines
+    assert ["lookups", "1,200"] in lines
+    assert ["device.used_bytes", "1.5", "KiB"] in lines
+    assert ["device.cap_bytes", "-"] in lines
+    assert main(["stats", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == engine.stats
