@@ -10,7 +10,7 @@ from sessionkv.cli import chat
 from sessionkv.cli.main import main
 from sessionkv.errors import ConnectionLost, SessionBusy, TurnFailed
 from sessionkv.ipc import messages as wire
-from tests.builders.fake_engine import HOLD, FakeEngine, connects_to
+from tests.builders.cli_engine import HOLD, FakeEngine, connects_to
 
 CACHE_LINE = (
     "prompt 100 = 64 device + 16 host + 0 disk + 20 computed"

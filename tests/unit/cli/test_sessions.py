@@ -4,7 +4,7 @@ import pytest
 
 from sessionkv.cli import sessions, stats
 from sessionkv.cli.main import main
-from tests.builders.fake_engine import FakeEngine, connects_to
+from tests.builders.cli_engine import FakeEngine, connects_to
 
 
 @pytest.fixture
