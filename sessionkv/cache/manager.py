@@ -42,6 +42,8 @@ from sessionkv.types import (
 
 CLEAN_AHEAD_BLOCKS = 16
 """Blocks kept free or clean ahead of need; at most an eighth of the device, half of the host."""
+MAX_PREEMPTED = 1024
+"""Preempted sequences remembered, so that their return does not count as a look-up."""
 
 
 class KVCacheManager:
@@ -89,7 +91,7 @@ class KVCacheManager:
         self._spiller = Spiller(self._residency, transfer_ids, clean_ahead_blocks=clean_ahead)
         self._admitter = Admitter(self._residency, self._fetcher)
         self._running = RunningSet(self._residency, self._fetcher, keep_blocks=prefix_cache)
-        self._preempted: set[int] = set()
+        self._preempted: dict[int, None] = {}
 
     # -- matching
 
@@ -129,7 +131,7 @@ class KVCacheManager:
 
     def _find(self, chain: TokenChain, receipt: DiskReceipt | None) -> Found:
         if not self._prefix_cache:
-            return matching.nothing(self._residency.version)
+            return matching.nothing(self._residency.version, disk=False)
         return matching.find(
             chain,
             self._residency.index,
@@ -185,11 +187,20 @@ class KVCacheManager:
         sequence, admission = admitted
         self._running.add(sequence, lenders(choice))
         if seq_id in self._preempted:
-            self._preempted.discard(seq_id)
+            del self._preempted[seq_id]
         else:
-            self._residency.counters.looked_up += matching.usable_blocks(chain)
-            self._residency.counters.hit += len(choice.sources)
+            sequence.looked_up = matching.usable_blocks(chain)
+            sequence.hit = len(choice.sources)
         return admission
+
+    def _found(self, match: Match) -> Found:
+        """What a match stands for; one of nothing needs no look-up before it."""
+        found = match.state
+        if found is None and match.num_tokens == 0:
+            return matching.nothing(self._residency.version, disk=self._residency.disk)
+        if not isinstance(found, Found) or found.version != self._residency.version:
+            raise LeaseError("the cache has changed since the match was made")
+        return found
 
     def reserve(self, seq_id: int, num_tokens: int) -> tuple[int, ...] | None:
         """Grow the table to hold ``num_tokens`` positions; ids of the blocks added."""
@@ -227,11 +238,7 @@ class KVCacheManager:
                 that ended without committing them.
         """
         sequence = self._running.get(seq_id)
-        if (
-            sequence.committed <= num_tokens < sequence.boundary
-            and sequence.copy_source is None
-            and not sequence.broken
-        ):
+        if sequence.settled and sequence.committed <= num_tokens < sequence.boundary:
             sequence.committed = num_tokens
         else:
             self._running.commit(sequence, num_tokens)
@@ -244,20 +251,16 @@ class KVCacheManager:
         """End the sequence's leases; right at any moment, with fetches in flight or none.
 
         Raises:
-            LeaseError: The sequence neither runs nor was preempted.
+            LeaseError: The sequence is not running: it was ended before.
         """
-        if seq_id in self._preempted:
-            self._preempted.discard(seq_id)
-            return
         self._running.end(self._running.get(seq_id), keep_tokens, demote=False)
 
     def preempt(self, seq_id: int) -> None:
-        """End the leases; its blocks are next to be demoted.
-
-        Ends with the next admission of the same id, or with :meth:`finish`.
-        """
+        """As :meth:`finish`, and its blocks are next to be demoted."""
         self._running.end(self._running.get(seq_id), None, demote=True)
-        self._preempted.add(seq_id)
+        self._preempted[seq_id] = None
+        if len(self._preempted) > MAX_PREEMPTED:
+            del self._preempted[next(iter(self._preempted))]
 
     # -- transfers
 
@@ -319,13 +322,20 @@ class KVCacheManager:
         for key in keys:
             self._residency.disk_evicted(key)
 
-    def take_corrupt(self) -> tuple[BlockHash, ...]:
-        """Keys whose record on disk was found damaged since the last call: to be deleted there."""
-        return _taken(self._residency.corrupt)
-
     def take_stale(self) -> tuple[BlockHash, ...]:
         """Keys whose record on disk is of no more use: shorter selves of tails that grew."""
-        return _taken(self._residency.stale)
+        stale = tuple(self._residency.stale)
+        self._residency.stale.clear()
+        return stale
+
+    def resident_keys(self) -> tuple[BlockHash, ...]:
+        """Keys of all blocks in memory, longest known first."""
+        return tuple(self._residency.index.entries)
+
+    def tiers_of(self, key: BlockHash) -> tuple[Tier, ...]:
+        """Tiers that hold the block; DISK as far as memory knows, so never for it alone."""
+        entry = self._residency.index.get(key)
+        return () if entry is None else entry.tiers
 
     def was_evicted(self, key: BlockHash) -> bool:
         """Whether the block left every tier, as far as is remembered."""
@@ -387,12 +397,6 @@ class KVCacheManager:
             InvariantBroken: With what disagrees.
         """
         check_cache(self._residency, self._running, self._fetcher, self._spiller)
-
-
-def _taken(keys: dict[BlockHash, None]) -> tuple[BlockHash, ...]:
-    taken = tuple(keys)
-    keys.clear()
-    return taken
 
 
 def _tier_ledger(pool: BlockPool) -> TierLedger:

@@ -49,9 +49,9 @@ def tier_of(source: Source) -> Tier:
     return Tier.DEVICE if isinstance(source, StagedBlock) else Tier.DISK
 
 
-def nothing(version: int) -> Found:
-    """The match of a cache that keeps no blocks."""
-    return Found(version, [], None, 0, disk_below=False, next_key=None)
+def nothing(version: int, *, disk: bool) -> Found:
+    """A match of no tokens, made without looking."""
+    return Found(version, [], None, 0, disk_below=disk, next_key=None)
 
 
 def find(

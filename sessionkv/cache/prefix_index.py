@@ -38,6 +38,16 @@ class Entry:
     disk_refused: bool = False
 
     @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """All tiers that hold it, as far as is known."""
+        held = (
+            (Tier.DEVICE, self.device is not None),
+            (Tier.HOST, self.host is not None),
+            (Tier.DISK, self.on_disk),
+        )
+        return tuple(tier for tier, is_held in held if is_held)
+
+    @property
     def tier(self) -> Tier:
         """The fastest tier that holds it."""
         return Tier.DEVICE if self.device is not None else Tier.HOST

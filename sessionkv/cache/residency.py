@@ -207,18 +207,17 @@ class Residency:
 
     # -- room
 
-    def allocate_device(self, count: int, *, besides: int = 0) -> list[int] | None:
+    def allocate_device(self, count: int) -> list[int] | None:
         """Take device blocks for filling, dropping the coldest clean ones where needed.
 
         None when the blocks next to go are too few or must be copied first: nothing was changed,
-        but the wish is noted for the next spill plan, with ``besides`` blocks that the caller has
-        and may give back meanwhile.
+        but the wish is noted for the next spill plan.
         """
         short = count - self.device.num_free
         if short > 0:
             victims = self.clean_run(self.device, short)
             if len(victims) < short:
-                self.wanted = max(self.wanted, count + besides)
+                self.wanted = max(self.wanted, count)
                 return None
             for block in victims:
                 self.evict_device(block)
