@@ -163,21 +163,17 @@ class KVCacheManager:
     ) -> Admission | None:
         """Lease what the match offers and allocate room for fetches and the tail's copy.
 
-        ``room_tokens`` is as for :meth:`reserve`, all or nothing with the rest. An empty match
-        needs no ``state``. None when the device has no room now: nothing was changed except that
-        the blocks wanted go later than before, and the shortfall is noted.
+        ``room_tokens`` is as for :meth:`reserve`, all or nothing with the rest. None when the
+        device has no room now: nothing was changed except that the blocks wanted go later than
+        before, and the shortfall is noted.
 
         Raises:
-            LeaseError: The sequence runs already, or the match is not the cache's latest.
+            LeaseError: The sequence runs already, or the cache has changed since the match.
         """
         chain = self._own(chain)
-        found = match.state
         if seq_id in self._running:
             raise LeaseError(f"sequence {seq_id} runs already")
-        if found is None and not match.num_tokens:
-            found = matching.nothing(self._residency.version)
-        if not isinstance(found, Found) or found.version != self._residency.version:
-            raise LeaseError("the cache has changed since the match was made")
+        found = self._found(match)
         choice = choose(found, self._residency, use_host=use_host, use_disk=use_disk)
         admitted = self._admitter.admit(
             seq_id, chain, choice, disk_below=found.disk_below, room_tokens=room_tokens
