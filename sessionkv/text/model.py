@@ -213,6 +213,21 @@ class TextModel:
         """
         return self.encoder.encode(self.raw(root, messages, generation=generation))
 
+    def replay(self, root: RootText, messages: Sequence[Message]) -> tuple[tuple[int, ...], bool]:
+        """Ids of a finished conversation as a log, and whether it ends closed. O(its length).
+
+        For a log whose ids belong to another tokenizer: the next delta goes on from here.
+
+        Raises:
+            TemplateRefused: With the template's own words.
+        """
+        raw = self.raw(root, messages, generation=False)
+        closing = self.renderer.habits.closing
+        end = raw.rfind(closing) if closing else -1
+        if end < 0:
+            return self.encoder.encode(raw), False
+        return self.encoder.encode(raw[: end + len(closing)]), True
+
     def raw(self, root: RootText, messages: Sequence[Message], *, generation: bool = True) -> str:
         """As :meth:`full`, but the raw text (see :mod:`sessionkv.text.control`)."""
         return self.renderer.render(

@@ -206,7 +206,7 @@ def build(
 
 
 def byte_level(specials: tuple[str, ...], vocab_size: int = 400) -> Tokenizer:
-    """A byte-level BPE trained on the corpus; ``<think>`` and ``</think>`` are ordinary additions."""
+    """A byte-level BPE trained on the corpus, with thoughts' tags as ordinary additions."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
