@@ -116,7 +116,7 @@ class FakeKV:
 
     def finish(self, seq_id: int, keep_tokens: int | None = None) -> None:
         self.calls.append(("finish", seq_id, keep_tokens))
-        self.free += self.tables.pop(seq_id, [])
+        self.free += self.tables.pop(seq_id)
 
     def preempt(self, seq_id: int) -> None:
         self.calls.append(("preempt", seq_id))

@@ -264,7 +264,6 @@ class Admitter:
         sequence.capacity_tokens = len(admission.block_ids) * self._kv.block_size
         sequence.state = SequenceState.FETCHING if admission.transfers else SequenceState.RUNNING
         sequence.holds_blocks = True
-        sequence.demoted = False
         sequence.num_computed = sequence.num_staged = admission.cached_tokens
         sequence.copies = admission.copies
         sequence.accounting.admitted(admission, now)

@@ -76,7 +76,6 @@ class Lifecycle:
         """The last in rank gives up its blocks, to be demoted, and waits to go on."""
         victim = self.running.pop()
         self._kv.preempt(victim.seq_id)
-        victim.demoted = True
         if victim.started:
             victim.computed_before = max(victim.computed_before, victim.num_computed)
         self._return_to_queue(victim)
@@ -148,10 +147,9 @@ class Lifecycle:
     def end_leases(self, sequence: Sequence, keep_tokens: int | None = None) -> None:
         """Give up its blocks, if it has any; written ones stay as cache."""
         self._leave_batch(sequence)
-        # The cache remembers a preempted sequence until it is admitted again or ends.
-        if sequence.holds_blocks or sequence.demoted:
+        if sequence.holds_blocks:
             self._kv.finish(sequence.seq_id, keep_tokens)
-            sequence.holds_blocks = sequence.demoted = False
+            sequence.holds_blocks = False
             self.admitter.room_changed()
 
     def take_ends(self) -> tuple[int, ...]:

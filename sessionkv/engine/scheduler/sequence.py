@@ -171,7 +171,6 @@ class Sequence:
     new_block_ids: tuple[int, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     holds_blocks: bool = False
-    demoted: bool = False
     started: bool = False
     planned: bool = False
     dropped: bool = False
