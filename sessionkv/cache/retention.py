@@ -18,6 +18,7 @@ UNRETAINED, RETAINED, PINNED = 0, 1, 2
 PIN_SHARE = 0.8
 """Part of a tier's cap that live pins may promise."""
 MAX_LAPSED = 65_536
+_DEVICE, _HOST = Tier.DEVICE, Tier.HOST
 
 
 class Retention:
@@ -34,6 +35,7 @@ class Retention:
         self._allowed = {tier: int(caps.get(tier, 0) * PIN_SHARE) for tier in Tier}
         self._owners: dict[BlockHash, int] = {}
         self._pins: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in Tier}
+        self._on_device, self._on_host, self._on_disk = (self._pins[tier] for tier in Tier)
         self._lapsed: dict[BlockHash, None] = {}
 
     def rank(self, key: BlockHash, tier: Tier) -> int:
@@ -42,7 +44,12 @@ class Retention:
         Returns:
             0 unretained, 1 retained, 2 pinned in ``tier``.
         """
-        if key in self._pins[tier]:
+        # Asked for every block at the cold end: an enum as a dict key would cost more than all this.
+        if tier is _DEVICE:
+            pins = self._on_device
+        else:
+            pins = self._on_host if tier is _HOST else self._on_disk
+        if key in pins:
             return PINNED
         return RETAINED if key in self._owners else UNRETAINED
 

@@ -1,0 +1,78 @@
+"""All figures of an engine as one nested map of plain values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sessionkv.cache.ledger import CacheUsage, TierLedger
+from sessionkv.engine.metrics import Gauges, TierGauge
+from sessionkv.engine.parts import CoreParts
+from sessionkv.types import Tier
+
+
+def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
+    """Metrics, rates, ledger and store. O(blocks in memory)."""
+    usage = parts.kv.usage()
+    values = parts.metrics.snapshot(now, _gauges(parts, usage))
+    blocks = parts.store.stats()
+    values["ledger"] = {
+        "device": _ledger_map(usage.ledger.device),
+        "host": _ledger_map(usage.ledger.host),
+        "sequences": usage.ledger.sequences,
+        "transfers_in_flight": usage.ledger.transfers_in_flight,
+        "dirty_blocks": usage.dirty_blocks,
+        "indexed_blocks": usage.indexed_blocks,
+        "corrupt_blocks": usage.counters.corrupt,
+        "lost_blocks": usage.counters.lost,
+        "duplicate_blocks": usage.counters.duplicates,
+    }
+    values["rates"] = parts.planner.rates()
+    values["store"] = {
+        "journal_bytes": parts.store.journal_bytes(),
+        "nodes": parts.tree.num_nodes,
+        "blocks": None if blocks is None else asdict(blocks),
+    }
+    values["weights_bytes"] = parts.runner.weights_bytes
+    return values
+
+
+def _ledger_map(ledger: TierLedger) -> dict[str, int]:
+    return asdict(ledger)
+
+
+def _gauges(parts: CoreParts, usage: CacheUsage) -> Gauges:
+    geometry = parts.runner.geometry
+    counters, disk = usage.counters, parts.store.stats()
+    size = geometry.block_bytes
+
+    def tier(ledger: TierLedger, tier_name: Tier, wasted_slots: int) -> TierGauge:
+        return TierGauge(
+            used_bytes=(ledger.total - ledger.free) * size,
+            cap_bytes=ledger.total * size,
+            leased_blocks=ledger.leased + ledger.filling,
+            wasted_bytes=wasted_slots * geometry.token_bytes,
+            evictions=counters.evicted.get(tier_name, 0),
+        )
+
+    device = tier(usage.ledger.device, Tier.DEVICE, usage.wasted_device_slots)
+    host = tier(usage.ledger.host, Tier.HOST, usage.wasted_host_slots)
+    on_disk = TierGauge(
+        used_bytes=0 if disk is None else disk.used_bytes,
+        cap_bytes=parts.disk_bytes,
+        leased_blocks=0 if disk is None else disk.leased_slots,
+        wasted_bytes=0,
+        evictions=0 if disk is None else disk.evicted_blocks,
+    )
+    longest = -(-parts.runner.max_model_len // geometry.block_size) * size
+    return Gauges(
+        requests_running=parts.scheduler.num_running,
+        requests_waiting=parts.scheduler.num_waiting,
+        sessions=parts.tree.num_sessions,
+        preemptions=parts.scheduler.num_preemptions,
+        looked_up_blocks=counters.looked_up,
+        hit_blocks=counters.hit,
+        running_bytes=(usage.ledger.device.leased + usage.ledger.device.filling) * size,
+        preallocated_bytes=usage.ledger.sequences * longest,
+        tiers={Tier.DEVICE: device, Tier.HOST: host, Tier.DISK: on_disk},
+    )
