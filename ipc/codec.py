@@ -2,7 +2,8 @@
 
 One frame, one map: ``{"v": 1, "t": type, "id": id, ...fields}``. Whatever bytes arrive, decoding a
 request returns a checked :class:`~sessionkv.ipc.messages.Request` or raises a ``RequestError``;
-extension types are refused and nothing is ever executed. Fields that are None are left out.
+extension types are refused and nothing is ever executed. Requests leave out fields that
+have their default, replies those that are None.
 
 Token lists: requests may carry an array of integers or a binary of unsigned 32-bit little-endian
 integers, and :func:`encode_request` writes the latter; replies carry arrays, which take 1 to 5
@@ -33,14 +34,19 @@ _UNPACK_ERRORS = (
     msgpack.UnpackException,
 )
 _PACK_ERRORS = (ValueError, TypeError, OverflowError, struct.error)
-_MESSAGES: tuple[type[Any], ...] = (*m.REQUESTS.values(), *m.REPLIES.values())
+_REPLIES: tuple[type[Any], ...] = tuple(m.REPLIES.values())
 _FIELDS: Mapping[type, tuple[str, ...]] = {
-    cls: tuple(item.name for item in fields(cls)) for cls in _MESSAGES
+    cls: tuple(item.name for item in fields(cls)) for cls in _REPLIES
 }
 _KNOWN = {cls: frozenset(names) for cls, names in _FIELDS.items()}
-_SAMPLING_DEFAULTS = {
-    item.name: item.default if item.default is not MISSING else {}
-    for item in fields(SamplingParams)
+_WITH_DEFAULTS: tuple[type[Any], ...] = (*m.REQUESTS.values(), SamplingParams)
+_DEFAULTS: Mapping[type, Mapping[str, Any]] = {
+    cls: {
+        item.name: item.default if item.default is not MISSING else {}
+        for item in fields(cls)
+        if item.name != "id"
+    }
+    for cls in _WITH_DEFAULTS
 }
 
 
@@ -98,11 +104,11 @@ def encode_request(request: m.Request, limits: LimitsConfig) -> bytes:
         InvalidRequest: A value cannot be sent: lone surrogates, other objects than plain data, or
             a frame over the limit. Named like the engine would name it.
     """
-    values = _to_map(request)
+    values = {"v": m.PROTOCOL_VERSION, "t": request.TYPE, "id": request.id, **_differing(request)}
     try:
         sampling = values.get("sampling")
         if sampling is not None:
-            values["sampling"] = _sampling_map(sampling)
+            values["sampling"] = _differing(sampling)
         tokens = values.get("tokens")
         if tokens and not isinstance(tokens, bytes):
             values["tokens"] = struct.pack(f"<{len(tokens)}I", *tokens)
@@ -119,7 +125,12 @@ def encode_request(request: m.Request, limits: LimitsConfig) -> bytes:
 
 def encode_reply(reply: m.Reply) -> bytes:
     """One reply as a frame."""
-    frame: bytes = msgpack.packb(_to_map(reply))
+    values: dict[str, Any] = {"v": m.PROTOCOL_VERSION, "t": reply.TYPE}
+    for name in _FIELDS[type(reply)]:
+        value = getattr(reply, name)
+        if value is not None:
+            values[name] = value
+    frame: bytes = msgpack.packb(values)
     return frame
 
 
@@ -145,21 +156,12 @@ def decode_reply(frames: Sequence[bytes]) -> m.Reply:
     return cls(**{name: item for name, item in values.items() if name in known})
 
 
-def _to_map(message: m.Request | m.Reply) -> dict[str, Any]:
-    values: dict[str, Any] = {"v": m.PROTOCOL_VERSION, "t": message.TYPE}
-    for name in _FIELDS[type(message)]:
-        value = getattr(message, name)
-        if value is not None:
-            values[name] = value
-    return values
-
-
-def _sampling_map(sampling: SamplingParams) -> dict[str, Any]:
-    """What differs from the defaults."""
+def _differing(value: m.Request | SamplingParams) -> dict[str, Any]:
+    """Fields that are not their defaults: an absent field means its default."""
     return {
-        name: dict(value) if name == "logit_bias" else value
-        for name, default in _SAMPLING_DEFAULTS.items()
-        if (value := getattr(sampling, name)) != default
+        name: item
+        for name, default in _DEFAULTS[type(value)].items()
+        if (item := getattr(value, name)) is not default and item != default
     }
 
 

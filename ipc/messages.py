@@ -18,6 +18,8 @@ from sessionkv.types import SamplingParams
 
 PROTOCOL_VERSION = 1
 
+_DEFAULT_SAMPLING = SamplingParams()
+
 ChatMessage = Mapping[str, Any]
 """``{"role": str, "content": str | list of text parts | None, "tool_calls": [...], ...}``"""
 
@@ -88,7 +90,7 @@ class Turn(Request):
     text: str | None = None
     messages: Sequence[ChatMessage] | None = None
     tokens: Sequence[int] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = _DEFAULT_SAMPLING
     stream: bool = False
     when_busy: str = "error"
     idempotency_key: str | None = None
@@ -106,7 +108,7 @@ class Generate(Request):
     messages: Sequence[ChatMessage] | None = None
     tokens: Sequence[int] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = _DEFAULT_SAMPLING
     stream: bool = False
     cache: bool = True
     idempotency_key: str | None = None

@@ -13,6 +13,7 @@ from sessionkv.types import CacheReport, MissReason, MissReport, Usage
 
 _CACHE_FIELDS = tuple(item.name for item in fields(CacheReport) if item.name != "miss")
 _REQUIRED = ("prompt_tokens", "device_tokens", "host_tokens", "disk_tokens", "computed_tokens")
+_MISS_REASONS = {reason.value: reason for reason in MissReason}
 _MISS_FIELDS = tuple(item.name for item in fields(MissReport) if item.name != "reason")
 
 
@@ -49,8 +50,7 @@ def cache_from_map(values: Mapping[str, Any]) -> CacheReport:
 
 def _miss_from_map(values: Mapping[str, Any]) -> MissReport:
     reason = values.get("reason", MissReason.NONE.value)
-    known = {item.value for item in MissReason}
     return MissReport(
-        MissReason(reason) if reason in known else MissReason.NOT_MATCHED,
+        _MISS_REASONS.get(reason, MissReason.NOT_MATCHED),
         **{name: values[name] for name in _MISS_FIELDS if name in values},
     )

@@ -12,6 +12,7 @@ import os
 import socket
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 import zmq
 
@@ -100,11 +101,15 @@ class RouterServer:
         if self._waker.fd in ready:
             self._waker.clear()
         messages: list[tuple[bytes, list[bytes]]] = []
-        if self._socket in ready:
-            with suppress(zmq.Again):
-                while len(messages) < max_messages:
-                    conn_id, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                    messages.append((conn_id, frames))
+        more = self._socket in ready
+        while more and len(messages) < max_messages:
+            try:
+                conn_id, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            messages.append((conn_id, frames))
+            events: Any = self._socket.getsockopt(zmq.EVENTS)
+            more = bool(events & zmq.POLLIN)
         return messages
 
     def send(self, conn_id: bytes, frame: bytes) -> bool:

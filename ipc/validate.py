@@ -272,6 +272,7 @@ def _check_part(name: str, part: Any) -> None:
         _refuse(f"{name}.text", part.get("text"), "a string")
 
 
+_DEFAULT_SAMPLING = SamplingParams()
 _SAMPLING_FIELDS = frozenset(item.name for item in fields(SamplingParams))
 
 
@@ -284,6 +285,8 @@ def _sampling(name: str, value: Any, limits: LimitsConfig) -> SamplingParams:
     known = {key: item for key, item in value.items() if key in _SAMPLING_FIELDS}
     for key in [key for key, item in known.items() if item is None]:
         del known[key]
+    if not known:
+        return _DEFAULT_SAMPLING
     bias = known.get("logit_bias")
     if isinstance(bias, Mapping):
         known["logit_bias"] = {_bias_key(key): item for key, item in bias.items()}
