@@ -1,1 +1,1 @@
-"""Processes and threads: the front, the serving engine, private engines and the embedded one."""
+"""Front, and the threads and processes that the engine runs in."""

@@ -139,6 +139,11 @@ class _Running:
         self.known = False
 
 
+def checksum_geometry(block_size: int) -> KVGeometry:
+    """Shape of a block of cells."""
+    return KVGeometry(1, 1, 2, block_size, "uint32", 4)
+
+
 class ChecksumRunner:
     """Implements :class:`sessionkv.engine.runner.Runner` over one ``bytearray``.
 
@@ -180,7 +185,7 @@ class ChecksumRunner:
             fail_sequence: Given seq_id and all its tokens: whether the step's result for it is to
                 be unusable, as with NaN logits.
         """
-        self.geometry = KVGeometry(1, 1, 2, block_size, "uint32", 4)
+        self.geometry = checksum_geometry(block_size)
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len

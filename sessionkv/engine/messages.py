@@ -49,7 +49,6 @@ class SubmitTurn:
         sampling_blob: Opaque, journalled with the node.
         sampling: Validated; the seed is set.
         stop_token_ids: Ids that end the turn.
-        wants_path: The front needs the head's whole path of turns to render.
         deadline_s: Seconds from now, None for no deadline.
         use_cache: False computes everything (and stores nothing).
         known_miss: What the front knows of a history that differs from the stored one.
@@ -65,7 +64,6 @@ class SubmitTurn:
     sampling_blob: bytes
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
-    wants_path: bool = False
     queue_when_busy: bool = False
     priority: int = 0
     deadline_s: float | None = None
@@ -98,7 +96,7 @@ class RenderTurn:
         closed: The head's log ends with the template's own end of turn.
         history: ``"keep"`` or ``"follow"``.
         created_s: When the session was opened; clocks in templates stand still there.
-        path: Root to head, only when asked for.
+        path: Root to head, only where the front asked for it by :class:`PathWanted`.
     """
 
     turn_id: int
@@ -122,6 +120,13 @@ class TurnRendered:
     incoming_blob: bytes
     num_messages: int
     known_miss: MissReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PathWanted:
+    """The turn needs the head's whole path: send :class:`RenderTurn` again with it."""
+
+    turn_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,19 +205,26 @@ class Drain:
 
 
 FrontMessage = (
-    SubmitTurn | TurnRendered | TurnRefused | StopAt | Verdict | CancelTurn | OpenSession | Call
-    | Drain
+    SubmitTurn | TurnRendered | PathWanted | TurnRefused | StopAt | Verdict | CancelTurn
+    | OpenSession | Call | Drain
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """New tokens of one turn; ``offset`` is the number of tokens sampled before them."""
+    """New tokens of one turn.
+
+    Attributes:
+        offset: Number of tokens sampled before them.
+        logprobs: One entry a token, empty when not asked for.
+        ends_turn: The last of them is an id that ends the turn: no part of its text.
+    """
 
     turn_id: int
     offset: int
     token_ids: Sequence[int]
     logprobs: Sequence[Sequence[TokenLogprob]]
+    ends_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

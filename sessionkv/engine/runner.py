@@ -21,7 +21,6 @@ class Runner(Protocol):
         fingerprint: Digest of everything of the model that changes KV bytes: weights, rope,
             numerics version.
         weights_bytes: Memory of the weights, for reports.
-        pool_bytes: Memory of the pool and whatever else holds KV, for reports.
     """
 
     geometry: KVGeometry
@@ -30,7 +29,11 @@ class Runner(Protocol):
     max_model_len: int
     fingerprint: str
     weights_bytes: int
-    pool_bytes: int
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory of the pool and whatever else holds KV, for reports."""
+        ...
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Carry out one plan; returns when its results are in memory.

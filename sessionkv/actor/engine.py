@@ -1,0 +1,156 @@
+"""The engine inside the caller's process: the same front, no socket."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from types import TracebackType
+
+from sessionkv.actor.host import EngineHost
+from sessionkv.client.client import Client
+from sessionkv.config import EngineConfig, LimitsConfig
+from sessionkv.engine.build import ProgressSink, build_engine
+from sessionkv.engine.messages import CoreMessage, CoreStopped
+from sessionkv.errors import EngineClosed, SlowReader
+from sessionkv.ipc import messages as wire
+from sessionkv.ipc.codec import decode_request, encode_request
+from sessionkv.ipc.outbox import Outbox
+from sessionkv.ipc.transport import ReplySink
+
+_TICK_S = 0.5
+_CONNECTION = b"embedded"
+
+
+class _FrontThread:
+    """Runs a host's front for one in-process client: a ``Transport`` and a ``FrontSink``."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._mail: queue.SimpleQueue[wire.Request | list[CoreMessage]] = queue.SimpleQueue()
+        self._limits = limits
+        self._outbox = Outbox(limits.unread_events, timeout_s=limits.unread_timeout_s)
+        self._thread = threading.Thread(target=self._run, name="front", daemon=True)
+        self._host: EngineHost | None = None
+        self._sink: ReplySink | None = None
+        self._closed = False
+
+    # Transport: the client's side
+
+    def start(self, sink: ReplySink) -> None:
+        """Begin to deliver to the client."""
+        self._sink = sink
+        self._thread.start()
+
+    def send(self, request: wire.Request) -> None:
+        """Pass a request on.
+
+        Raises:
+            EngineClosed: After :meth:`close`.
+        """
+        if self._closed:
+            raise EngineClosed("the engine is closed")
+        # Through the codec and back: the same checks and the same values as over a socket.
+        frame = encode_request(request, self._limits)
+        self._mail.put(decode_request((frame,), self._limits))
+
+    def close(self) -> None:
+        """Drain the engine and close all of it."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._host is not None:
+            self._host.drain()
+            self._thread.join()
+            self._host.close()
+
+    # FrontSink: the core's side
+
+    def put(self, messages: list[CoreMessage]) -> None:
+        """Any thread."""
+        self._mail.put(messages)
+
+    # The thread
+
+    def attach(self, host: EngineHost) -> None:
+        """Name the engine; before :meth:`start`."""
+        self._host = host
+
+    def _run(self) -> None:
+        host, sink = self._host, self._sink
+        if host is None or sink is None:
+            raise EngineClosed("the front has no engine")
+        stopped = False
+        next_tick = time.monotonic() + _TICK_S
+        while not stopped:
+            stopped = self._take_in(host, max(0.0, next_tick - time.monotonic()))
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + _TICK_S
+                self._tick(host, now)
+            self._outbox.consumed(sink.consumed, now)
+            host.pass_on()
+            for _, reply in host.front.replies:
+                self._outbox.push(reply, now)
+            host.front.replies.clear()
+            for reply in self._outbox.take_ready():
+                sink.deliver(reply)
+        sink.lost(EngineClosed("the engine is closed"), final=True)
+
+    def _take_in(self, host: EngineHost, timeout_s: float) -> bool:
+        """Everything that has come; whether core has stopped."""
+        stopped = False
+        try:
+            item = self._mail.get(timeout=timeout_s) if timeout_s else self._mail.get_nowait()
+            while True:
+                if isinstance(item, list):
+                    for message in item:
+                        host.front.on_core(message)
+                        stopped = stopped or isinstance(message, CoreStopped)
+                elif not isinstance(item, wire.Bye):
+                    host.front.on_request(_CONNECTION, item)
+                item = self._mail.get_nowait()
+        except queue.Empty:
+            return stopped
+
+    def _tick(self, host: EngineHost, now: float) -> None:
+        for request_id in self._outbox.overdue(now):
+            limit_s = self._limits.unread_timeout_s
+            error = SlowReader(f"no event was read for {limit_s:g} s", seconds=limit_s)
+            host.front.abort(_CONNECTION, request_id, error)
+
+
+class Engine(Client):
+    """An engine in this process, with the methods and results of :class:`Client`.
+
+    Use it as a context manager, or call :meth:`close`. Thread-safe. Loads the model into this
+    process and runs the step loop on a thread of its own; opens no socket. Without ``store`` the
+    conversations go with the engine.
+    """
+
+    def __init__(
+        self, config: EngineConfig | None = None, *, on_progress: ProgressSink | None = None
+    ) -> None:
+        """Open the store and load the model; returns when turns may come.
+
+        Raises:
+            SessionKVError: What kept the engine from starting.
+        """
+        config = config or EngineConfig()
+        front = _FrontThread(config.limits)
+        host = EngineHost(build_engine(config, progress=on_progress), config, front)
+        front.attach(host)
+        host.start()
+        super().__init__(transport=front)
+
+    def __enter__(self) -> Engine:
+        """The engine itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()

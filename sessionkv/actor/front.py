@@ -1,0 +1,318 @@
+"""The front: clients' messages in, terminal events out, and all text work in between.
+
+Sans-IO and on one thread: whoever runs it feeds it requests, core messages and the time, and
+takes from ``to_core`` and ``replies`` what is to be sent. It never touches a socket, the store,
+or a KV block.
+
+Every accepted turn ends in exactly one terminal event: a turn leaves ``_turns`` only in
+:meth:`Front._end`, which sends it to whoever is subscribed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessionkv.actor.blobs import request_digest, unpack_response
+from sessionkv.actor.front_turn import FrontTurn
+from sessionkv.actor.writer import Writer
+from sessionkv.config import LimitsConfig
+from sessionkv.engine.messages import (
+    Call,
+    CallDone,
+    CancelTurn,
+    CoreMessage,
+    CoreStopped,
+    FrontMessage,
+    KeyClaim,
+    OpenSession,
+    RenderTurn,
+    StepTokens,
+    StopAt,
+    TurnCommitted,
+    TurnDropped,
+    TurnFinished,
+    TurnReplayed,
+)
+from sessionkv.errors import (
+    DuplicateRequest,
+    EngineClosed,
+    IdempotencyConflict,
+    ProtocolViolation,
+    SessionKVError,
+)
+from sessionkv.ipc import messages as wire
+
+LOCAL_TENANT = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client is told at hello."""
+
+    engine: str
+    pid: int
+    model: str
+    limits: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Connection:
+    tenant: str
+    open_requests: dict[int, int] = field(default_factory=dict)  # request id -> turn or call id
+
+
+class Front:
+    """One engine's front. See the module's docstring.
+
+    Attributes:
+        to_core: Messages for core, oldest first; the caller empties it.
+        replies: ``(connection, reply)`` for clients, oldest first; the caller empties it.
+    """
+
+    def __init__(self, writer: Writer, limits: LimitsConfig, info: EngineInfo) -> None:
+        self.to_core: list[FrontMessage] = []
+        self.replies: list[tuple[bytes, wire.Reply]] = []
+        self._writer = writer
+        self._limits = limits
+        self._info = info
+        self._next_id = 1
+        self._connections: dict[bytes, _Connection] = {}
+        self._turns: dict[int, FrontTurn] = {}
+        self._keyed: dict[tuple[str, str], FrontTurn] = {}
+        self._calls: dict[int, tuple[bytes, int]] = {}  # call id -> connection, request id
+        self._closed: SessionKVError | None = None
+
+    # Clients ---------------------------------------------------------------------------------
+
+    def on_request(self, connection: bytes, request: wire.Request) -> None:
+        """Take in one validated request."""
+        state = self._connections.setdefault(connection, _Connection(LOCAL_TENANT))
+        try:
+            self._accept(connection, state, request)
+        except SessionKVError as error:
+            self.on_bad_request(connection, request.id, error)
+
+    def on_bad_request(self, connection: bytes, request_id: int, error: SessionKVError) -> None:
+        """Answer a request that could not be taken in; ``request_id`` -1 when it is unknown."""
+        if isinstance(error, DuplicateRequest):
+            request_id = -1  # the id's own request goes on undisturbed
+        fields = error.to_wire()
+        self.replies.append((connection, wire.Failure(id=request_id, **fields)))
+
+    def on_disconnect(self, connection: bytes) -> None:
+        """A client is gone: its turns without idempotency key are cancelled."""
+        state = self._connections.pop(connection, None)
+        if state is None:
+            return
+        for turn_id in list(state.open_requests.values()):
+            turn = self._turns.get(turn_id)
+            if turn is not None:
+                turn.unsubscribe(connection)
+                if turn.claim is None and not turn.subscribers:
+                    self.to_core.append(CancelTurn(turn_id))
+            self._calls.pop(turn_id, None)
+
+    def abort(self, connection: bytes, request_id: int, error: SessionKVError) -> None:
+        """End one request's turn, such as that of a client that does not read its events."""
+        state = self._connections.get(connection)
+        turn_id = None if state is None else state.open_requests.get(request_id)
+        if turn_id is not None and turn_id in self._turns:
+            self.to_core.append(CancelTurn(turn_id, error=error))
+
+    @property
+    def num_connections(self) -> int:
+        """Clients that have said something and are not known to be gone."""
+        return len(self._connections)
+
+    def _accept(self, connection: bytes, state: _Connection, request: wire.Request) -> None:
+        if isinstance(request, wire.Ping):
+            self.replies.append((connection, wire.Result(id=request.id)))
+            return
+        if isinstance(request, wire.Hello):
+            self._hello(connection, request)
+            return
+        if request.id in state.open_requests:
+            raise DuplicateRequest(
+                f"request id {request.id} is in use on this connection", request=request.id
+            )
+        if isinstance(request, wire.Cancel):
+            self._cancel(connection, state, request)
+            return
+        if self._closed is not None:
+            raise self._closed
+        if isinstance(request, wire.Turn | wire.Generate):
+            self._start_turn(connection, state, request)
+            return
+        call_id = self._new_id()
+        message: FrontMessage = Call(call_id, state.tenant, request)
+        if isinstance(request, wire.Open):
+            message = self._open_message(call_id, state.tenant, request)
+        state.open_requests[request.id] = call_id
+        self._calls[call_id] = (connection, request.id)
+        self.to_core.append(message)
+
+    def _hello(self, connection: bytes, request: wire.Hello) -> None:
+        if request.version != wire.PROTOCOL_VERSION:
+            raise ProtocolViolation(
+                f"protocol version {request.version} is not spoken here; "
+                f"this engine speaks {wire.PROTOCOL_VERSION}",
+                version=wire.PROTOCOL_VERSION,
+            )
+        info = self._info
+        welcome = wire.Welcome(
+            id=request.id, engine=info.engine, pid=info.pid, model=info.model,
+            tenant=LOCAL_TENANT, limits=info.limits,
+        )  # fmt: skip
+        self.replies.append((connection, welcome))
+
+    def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
+        system, tools, root = self._writer.root_blobs(request.system, request.tools)
+        return OpenSession(call_id, tenant, request.session, system, tools, root, request.history)
+
+    def _cancel(self, connection: bytes, state: _Connection, request: wire.Cancel) -> None:
+        turn_id = state.open_requests.get(request.request)
+        found = turn_id in self._turns
+        if turn_id is not None and found:
+            self.to_core.append(CancelTurn(turn_id, keep=request.keep))
+        self.replies.append((connection, wire.Result(id=request.id, value={"found": found})))
+
+    # Turns -----------------------------------------------------------------------------------
+
+    def _start_turn(
+        self, connection: bytes, state: _Connection, request: wire.Turn | wire.Generate
+    ) -> None:
+        claim = None
+        if request.idempotency_key is not None:
+            claim = KeyClaim(request.idempotency_key, request_digest(request))
+            running = self._keyed.get((state.tenant, claim.key))
+            if running is not None:
+                self._attach(running, claim, connection, state, request)
+                return
+        turn_id = self._new_id()
+        turn = FrontTurn(turn_id, state.tenant, claim, request.sampling, request.attempt + 1)
+        message = self._writer.submit(turn, request)
+        turn.subscribe(connection, request.id, stream=request.stream)
+        self._turns[turn_id] = turn
+        if claim is not None:
+            self._keyed[state.tenant, claim.key] = turn
+        state.open_requests[request.id] = turn_id
+        if request.attempt:
+            restarted = wire.Restarted(id=request.id, attempt=turn.attempt)
+            self.replies.append((connection, restarted))
+        self.to_core.append(message)
+
+    def _attach(
+        self, turn: FrontTurn, claim: KeyClaim, connection: bytes, state: _Connection,
+        request: wire.Turn | wire.Generate,
+    ) -> None:  # fmt: skip
+        """A retry while the first attempt runs: hear all of it from the start."""
+        if turn.claim != claim:
+            raise IdempotencyConflict(
+                "the idempotency key is in use for another request", key=claim.key
+            )
+        state.open_requests[request.id] = turn.turn_id
+        turn.subscribe(connection, request.id, stream=request.stream)
+        if request.stream and turn.token_ids:
+            self.replies.append((connection, turn.delta_so_far(request.id)))
+
+    # Core ------------------------------------------------------------------------------------
+
+    def on_core(self, message: CoreMessage) -> None:
+        """Take in one message from core."""
+        if isinstance(message, StepTokens):
+            self._step_tokens(message)
+        elif isinstance(message, CallDone):
+            self._call_done(message)
+        elif isinstance(message, CoreStopped):
+            self._core_stopped(message)
+        elif message.turn_id in self._turns:
+            self._on_turn(self._turns[message.turn_id], message)
+
+    def _on_turn(
+        self, turn: FrontTurn,
+        message: RenderTurn | TurnFinished | TurnCommitted | TurnReplayed | TurnDropped,
+    ) -> None:  # fmt: skip
+        if isinstance(message, RenderTurn):
+            self.to_core.append(self._writer.render(turn, message))
+        elif isinstance(message, TurnFinished):
+            verdict, held_text = self._writer.judge(turn, message)
+            if held_text:
+                self._send_delta(turn, len(turn.token_ids), (), held_text, None)
+            self.to_core.append(verdict)
+        elif isinstance(message, TurnCommitted):
+            self._writer.remember(turn)
+            self._end(turn, turn.answer)
+        elif isinstance(message, TurnReplayed):
+            self._end(turn, unpack_response(message.response_blob, 0))
+        else:
+            self._end(turn, wire.Failure(id=0, **message.error.to_wire()))
+
+    def _step_tokens(self, message: StepTokens) -> None:
+        for new in message.turns:
+            turn = self._turns.get(new.turn_id)
+            if turn is None or turn.stop is not None:
+                continue
+            text = turn.push(new)
+            if turn.stop is not None:
+                self.to_core.append(StopAt(turn.turn_id, turn.stop.num_tokens))
+            logprobs = turn.logprobs[new.offset :] if turn.wants_logprobs else None
+            self._send_delta(turn, new.offset, new.token_ids, text, logprobs)
+
+    def _send_delta(
+        self, turn: FrontTurn, offset: int, token_ids: Any, text: str, logprobs: Any
+    ) -> None:
+        for subscriber in turn.subscribers:
+            if subscriber.stream:
+                delta = wire.Delta(
+                    id=subscriber.request_id,
+                    attempt=turn.attempt,
+                    offset=offset,
+                    tokens=token_ids,
+                    text=text,
+                    logprobs=logprobs,
+                )
+                self.replies.append((subscriber.connection, delta))
+
+    def _end(self, turn: FrontTurn, terminal: wire.Done | wire.Failure) -> None:
+        """The one place where a turn ends."""
+        del self._turns[turn.turn_id]
+        if turn.claim is not None:
+            self._keyed.pop((turn.tenant, turn.claim.key), None)
+        for subscriber in turn.subscribers:
+            state = self._connections.get(subscriber.connection)
+            if state is None:
+                continue
+            state.open_requests.pop(subscriber.request_id, None)
+            reply = turn.addressed(terminal, subscriber.request_id)
+            if isinstance(reply, wire.Done) and reply.replayed and subscriber.stream:
+                whole = wire.Delta(id=reply.id, tokens=reply.tokens, text=reply.text)
+                self.replies.append((subscriber.connection, whole))
+            self.replies.append((subscriber.connection, reply))
+
+    def _call_done(self, message: CallDone) -> None:
+        asked = self._calls.pop(message.call_id, None)
+        if asked is None:
+            return
+        connection, request_id = asked
+        state = self._connections.get(connection)
+        if state is not None:
+            state.open_requests.pop(request_id, None)
+        if message.error is not None:
+            self.on_bad_request(connection, request_id, message.error)
+        else:
+            value = self._writer.readable(message.value)
+            self.replies.append((connection, wire.Result(id=request_id, value=value)))
+
+    def _core_stopped(self, message: CoreStopped) -> None:
+        error = message.error or EngineClosed("the engine is closed")
+        self._closed = error
+        for turn in list(self._turns.values()):
+            self._end(turn, wire.Failure(id=0, **error.to_wire()))
+        for call_id in list(self._calls):
+            self._call_done(CallDone(call_id, error=error))
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1

@@ -1,0 +1,136 @@
+"""One turn as the front sees it: who listens, what was sampled, the text it became."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sessionkv.engine.messages import KeyClaim, TurnTokens
+from sessionkv.ipc.messages import Delta, Done, Failure
+from sessionkv.text.messages import Message
+from sessionkv.text.output import ReplyStream
+from sessionkv.types import SamplingParams
+
+_PROMPT_TAIL = 4
+"""No character has more bytes, and no token fewer than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A request that hears of the turn."""
+
+    connection: bytes
+    request_id: int
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopFound:
+    """A stop string ended the reply with its first ``num_tokens`` tokens."""
+
+    stop: str
+    start: int
+    num_tokens: int
+
+
+class FrontTurn:
+    """State of one turn from submission to its terminal event.
+
+    Attributes:
+        attempt: Counts the runs of a keyed turn as its client sees them.
+        messages: Incoming messages of a chat turn, or of a stateless chat history.
+        kind: ``"chat"``, ``"raw"`` or ``"prompt"`` (a generation from raw text or ids).
+        continues: The reply's text goes on from the prompt's.
+        prompt_raw: Raw text of a stateless conversation, to remember its reply by.
+        prompt_tail: The prompt's last ids then, where a character may have begun.
+        token_ids: Sampled so far.
+        logprobs: One wire entry a token, where asked for.
+        answer: The terminal event once the reply was judged.
+    """
+
+    def __init__(
+        self, turn_id: int, tenant: str, claim: KeyClaim | None, sampling: SamplingParams,
+        attempt: int = 1,
+    ) -> None:  # fmt: skip
+        self.turn_id = turn_id
+        self.tenant = tenant
+        self.claim = claim
+        self.sampling = sampling
+        self.attempt = attempt
+        self.messages: tuple[Message, ...] = ()
+        self.kind = "prompt"
+        self.continues = False
+        self.prompt_tail: Sequence[int] = ()
+        self.prompt_raw = ""
+        self.stream: ReplyStream | None = None
+        self.subscribers: list[Subscriber] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[list[list[Any]]] = []
+        self.stop: StopFound | None = None
+        self.answer: Done | Failure = Failure(id=0)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the request asked for log-probabilities."""
+        return self.sampling.logprobs is not None
+
+    @property
+    def text(self) -> str:
+        """The reply's text as given out so far."""
+        return self.stream.text if self.stream is not None else ""
+
+    def continue_from(self, ids: Sequence[int], *, raw: bool) -> Sequence[int]:
+        """The turn goes on from these ids, without a template; returns them."""
+        self.kind = "raw" if raw else "prompt"
+        self.continues = True
+        self.prompt_tail = ids[-_PROMPT_TAIL:]
+        return ids
+
+    def subscribe(self, connection: bytes, request_id: int, *, stream: bool) -> None:
+        """Add a listener."""
+        self.subscribers.append(Subscriber(connection, request_id, stream))
+
+    def unsubscribe(self, connection: bytes) -> None:
+        """Forget a connection's listeners."""
+        self.subscribers = [s for s in self.subscribers if s.connection != connection]
+
+    def push(self, new: TurnTokens) -> str:
+        """Take new tokens; returns the text that became certain. Sets :attr:`stop` when found."""
+        self.token_ids += new.token_ids
+        self.logprobs += [
+            [[entry.token_id, entry.logprob] for entry in entries] for entries in new.logprobs
+        ]
+        if self.stream is None:
+            return ""
+        shown = new.token_ids[:-1] if new.ends_turn else new.token_ids
+        text = ""
+        for token_id in shown:
+            piece = self.stream.push(token_id)
+            text += piece.text
+            if piece.stop is not None:
+                self.note_stop()
+                break
+        return text
+
+    def note_stop(self) -> None:
+        """Take over the stop string that the stream has found."""
+        match = self.stream.stop if self.stream is not None else None
+        if match is not None:
+            self.stop = StopFound(match.stop, match.start, match.token + 1)
+
+    def delta_so_far(self, request_id: int) -> Delta:
+        """Everything since the start as one delta, for a listener that comes late."""
+        return Delta(
+            id=request_id,
+            attempt=self.attempt,
+            tokens=tuple(self.token_ids),
+            text=self.text,
+            logprobs=list(self.logprobs) if self.wants_logprobs else None,
+        )
+
+    def addressed(self, terminal: Done | Failure, request_id: int) -> Done | Failure:
+        """The terminal event under a listener's request id."""
+        if isinstance(terminal, Done) and not terminal.replayed:
+            return replace(terminal, id=request_id, attempt=self.attempt)
+        return replace(terminal, id=request_id)

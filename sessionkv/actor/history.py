@@ -1,0 +1,107 @@
+"""Turns whose whole conversation has to be rendered: resent histories, templates that rewrite.
+
+The prompt is what the template says; it may leave the head's log at some point. The turn then
+follows the deepest node whose log and messages the prompt still shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sessionkv.actor.blobs import unpack
+from sessionkv.engine.messages import NodeText, RenderTurn, TurnRendered
+from sessionkv.text.follow import follow_ids
+from sessionkv.text.history import StoredMessage, match_history
+from sessionkv.text.messages import Message, dump_messages, load_messages
+from sessionkv.text.model import TextModel
+from sessionkv.text.root import RootText
+from sessionkv.types import MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPath:
+    """A session's path as messages and ids.
+
+    Attributes:
+        messages: All but the root's.
+        log: Token ids from the root to the head.
+        ends: For each node, root first: id, position after its last token, messages up to it.
+    """
+
+    messages: tuple[StoredMessage, ...]
+    log: tuple[int, ...]
+    ends: tuple[tuple[int, int, int], ...]
+
+
+def read_path(path: Sequence[NodeText]) -> StoredPath:
+    """Unpack what core sent. O(history)."""
+    messages: list[StoredMessage] = []
+    log: list[int] = []
+    ends: list[tuple[int, int, int]] = []
+    for turn, node in enumerate(path):
+        start = len(log)
+        log += node.token_ids
+        if node.kind == "chat":
+            incoming_end = start + node.num_incoming_tokens
+            messages += [
+                StoredMessage(message, turn, incoming_end)
+                for message in load_messages(node.incoming_blob)
+            ]
+            reply = Message("assistant", unpack(node.reply_blob)["content"])
+            reply_ids = tuple(node.token_ids[node.num_incoming_tokens :])
+            messages.append(StoredMessage(reply, turn, len(log), reply_ids))
+        ends.append((node.node_id, len(log), len(messages)))
+    return StoredPath(tuple(messages), tuple(log), tuple(ends))
+
+
+def render_history(
+    text: TextModel, root: RootText, ask: RenderTurn, incoming: tuple[Message, ...]
+) -> TurnRendered:
+    """Ids of a turn whose conversation is rendered whole.
+
+    Args:
+        text: The model's.
+        root: The session's.
+        ask: With the path, unless the session has no turns.
+        incoming: With history ``follow`` the whole conversation, else the new messages only.
+
+    Raises:
+        TemplateRefused: With the template's own words.
+    """
+    stored = read_path(ask.path)
+    if ask.history != "follow":
+        messages = (*(item.message for item in stored.messages), *incoming)
+    elif incoming[0].role == "system":
+        messages = incoming[1:]
+        if incoming[0].content != root.system:
+            root = RootText(incoming[0].content, root.tools_json, root.now_s)
+    else:
+        messages = incoming
+    followed = follow_ids(text, root, messages, stored=stored.messages, log=stored.log)
+    num_matching = match_history(stored.messages, messages).num_matching
+    base_id, base_end, base_messages = _deepest_shared(
+        stored, followed.ids, num_matching, ask.root_id
+    )
+    new = messages[base_messages:]
+    return TurnRendered(
+        ask.turn_id,
+        followed.ids[base_end:],
+        base_id,
+        dump_messages(new),
+        len(new),
+        None if followed.miss.reason is MissReason.NONE else followed.miss,
+    )
+
+
+def _deepest_shared(
+    stored: StoredPath, ids: Sequence[int], num_matching: int, root_id: int
+) -> tuple[int, int, int]:
+    """The last node whose whole log is a proper prefix of ``ids`` and whose messages match."""
+    limit = min(len(ids) - 1, len(stored.log))
+    shared = next((i for i in range(limit) if ids[i] != stored.log[i]), limit)
+    found = (root_id, 0, 0)
+    for node_id, end, num_messages in stored.ends:
+        if end <= shared and num_messages <= num_matching:
+            found = (node_id, end, num_messages)
+    return found

@@ -1,0 +1,71 @@
+"""An engine that serves a socket in this process, until a signal or a failure of its core."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sessionkv.actor.host import EngineHost
+from sessionkv.actor.socket_loop import CoreMail, SocketLoop
+from sessionkv.config import EngineConfig
+from sessionkv.engine.build import ProgressSink, build_engine
+from sessionkv.ipc.endpoint import default_endpoint
+from sessionkv.ipc.server import RouterServer
+
+_SWITCH_INTERVAL_S = 0.0005
+"""Front and core share an interpreter: neither may wait the default 5 ms for the other."""
+
+
+def run_serve(
+    config: EngineConfig,
+    endpoint: str | None = None,
+    on_ready: Callable[[Mapping[str, Any]], None] | None = None,
+    on_progress: ProgressSink | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. The main thread only.
+
+    Args:
+        config: The engine's; without ``store`` its conversations end with it.
+        endpoint: Where to listen; None is the user's own endpoint.
+        on_ready: Called once with socket path, model and memory split when clients may come.
+        on_progress: Called while the model is fetched, converted and loaded.
+
+    Returns:
+        0 after a drain, 1 where the core failed.
+
+    Raises:
+        EngineRunning: Somebody serves the endpoint already.
+        SessionKVError: What kept the engine from starting.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    stop_early = threading.Event()
+    handlers = _on_signals(stop_early.set)
+    try:
+        with RouterServer(endpoint or default_endpoint(), config.limits) as server:
+            built = build_engine(config, progress=on_progress)
+            mail = CoreMail(server)
+            host = EngineHost(built, config, mail)
+            loop = SocketLoop(host, server, mail, config.limits)
+            host.start()
+            _on_signals(loop.stop)
+            if stop_early.is_set():
+                loop.stop()
+            if on_ready is not None:
+                on_ready({"endpoint": server.endpoint, **host.report})
+            loop.run()
+            host.close()
+            return 1 if loop.failed else 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _on_signals(action: Callable[[], None]) -> dict[int, Any]:
+    """Make SIGTERM and SIGINT do ``action``; returns what they did before."""
+    return {
+        number: signal.signal(number, lambda *_: action())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }

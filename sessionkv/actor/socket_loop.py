@@ -1,0 +1,164 @@
+"""The front's loop over a socket: one thread that reads, answers and watches who is still there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from sessionkv.actor.front import Front
+from sessionkv.actor.host import EngineHost
+from sessionkv.config import LimitsConfig
+from sessionkv.engine.messages import CoreMessage, CoreStopped
+from sessionkv.errors import ConnectionLost, RequestError, SlowReader
+from sessionkv.ipc import messages as wire
+from sessionkv.ipc.codec import decode_request, encode_reply
+from sessionkv.ipc.outbox import Outbox
+from sessionkv.ipc.server import RouterServer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Peer:
+    outbox: Outbox
+    heard_s: float
+    blocked: bool = False
+
+
+class CoreMail:
+    """Core's messages on their way to the front's thread; wakes its poll. A ``FrontSink``."""
+
+    def __init__(self, server: RouterServer) -> None:
+        self._server = server
+        self._batches: deque[list[CoreMessage]] = deque()
+
+    def put(self, messages: list[CoreMessage]) -> None:
+        """Any thread."""
+        self._batches.append(messages)
+        self._server.wake()
+
+    def take(self) -> list[CoreMessage]:
+        """The front's thread."""
+        taken: list[CoreMessage] = []
+        while self._batches:
+            taken += self._batches.popleft()
+        return taken
+
+
+class SocketLoop:
+    """Runs a host's front over a router until core has stopped."""
+
+    def __init__(
+        self, host: EngineHost, server: RouterServer, mail: CoreMail, limits: LimitsConfig
+    ) -> None:
+        self._host = host
+        self._front: Front = host.front
+        self._server = server
+        self._mail = mail
+        self._limits = limits
+        self._peers: dict[bytes, _Peer] = {}
+        self._stop_asked = False
+        self._stopped = False
+        self.failed = False
+        self.num_bad_frames = 0
+
+    def stop(self) -> None:
+        """Begin to drain; :meth:`run` returns when it is done. Any thread, signal handlers too."""
+        if not self._stop_asked:
+            self._stop_asked = True
+            self._host.drain()
+
+    def run(self) -> None:
+        """Until core has stopped and its last words are sent."""
+        next_tick = time.monotonic()
+        while not self._stopped:
+            for connection, frames in self._server.poll(max(0.0, next_tick - time.monotonic())):
+                self._receive(connection, frames)
+            for message in self._mail.take():
+                self._front.on_core(message)
+                if isinstance(message, CoreStopped):
+                    self._stopped = True
+                    self.failed = message.error is not None
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + self._limits.heartbeat_s / 2
+                self._tick(now)
+            self._host.pass_on()
+            self._send(now)
+
+    def _receive(self, connection: bytes, frames: list[bytes]) -> None:
+        now = time.monotonic()
+        peer = self._peers.get(connection)
+        try:
+            request = decode_request(frames, self._limits)
+        except RequestError as error:
+            self.num_bad_frames += 1
+            # An answer costs nothing to keep for a stranger: it is sent at once or not at all.
+            failure = wire.Failure(id=error.request_id, **error.to_wire())
+            self._send_now(connection, failure)
+            return
+        if peer is None:
+            if not isinstance(request, wire.Hello):
+                lost = ConnectionLost("this connection is not known here; say hello first")
+                self._send_now(connection, wire.Failure(id=request.id, **lost.to_wire()))
+                return
+            peer = self._peers[connection] = _Peer(self._new_outbox(), now)
+        peer.heard_s = now
+        if isinstance(request, wire.Bye):
+            self._forget(connection)
+            return
+        if isinstance(request, wire.Ping):
+            peer.outbox.consumed(request.consumed, now)
+            peer.blocked = False
+        self._front.on_request(connection, request)
+
+    def _new_outbox(self) -> Outbox:
+        return Outbox(self._limits.unread_events, timeout_s=self._limits.unread_timeout_s)
+
+    def _send_now(self, connection: bytes, reply: wire.Reply) -> None:
+        try:
+            self._server.send(connection, encode_reply(reply))
+        except ConnectionLost:
+            self._forget(connection)
+
+    def _send(self, now: float) -> None:
+        """Pass replies through each connection's credit and out, as far as there is room."""
+        touched = {c: None for c, peer in self._peers.items() if peer.blocked}
+        for connection, reply in self._front.replies:
+            peer = self._peers.get(connection)
+            if peer is not None:
+                peer.outbox.push(reply, now)
+                touched[connection] = None
+        self._front.replies.clear()
+        for connection in touched:
+            self._flush(connection, self._peers[connection])
+
+    def _flush(self, connection: bytes, peer: _Peer) -> None:
+        replies = peer.outbox.take_ready()
+        peer.blocked = False
+        try:
+            for i, reply in enumerate(replies):
+                if not self._server.send(connection, encode_reply(reply)):
+                    peer.outbox.put_back(replies[i:])
+                    peer.blocked = True
+                    return
+        except ConnectionLost:
+            self._forget(connection)
+
+    def _tick(self, now: float) -> None:
+        silence_s = self._limits.heartbeat_s * self._limits.missed_heartbeats
+        for connection, peer in list(self._peers.items()):
+            if now - peer.heard_s > silence_s:
+                _log.info("a client was silent for %.1f s and is taken for gone", silence_s)
+                self._forget(connection)
+                continue
+            for request_id in peer.outbox.overdue(now):
+                limit_s = self._limits.unread_timeout_s
+                error = SlowReader(f"no event was read for {limit_s:g} s", seconds=limit_s)
+                self._front.abort(connection, request_id, error)
+
+    def _forget(self, connection: bytes) -> None:
+        if self._peers.pop(connection, None) is not None:
+            self._front.on_disconnect(connection)

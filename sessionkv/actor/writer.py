@@ -1,0 +1,258 @@
+"""All text work of the front: from messages to ids before a turn, from ids to the log after it.
+
+Roots of sessions are immutable, so what is worked out for them is kept by node id in a bounded
+cache. Raw turns pass through untouched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sessionkv.actor.blobs import pack, pack_response, pack_sampling, unpack
+from sessionkv.actor.front_turn import FrontTurn
+from sessionkv.actor.history import render_history
+from sessionkv.cache.turns import format_node_id
+from sessionkv.config import LimitsConfig
+from sessionkv.engine.messages import (
+    PathWanted,
+    RenderTurn,
+    SubmitTurn,
+    TurnFinished,
+    TurnRefused,
+    TurnRendered,
+    Verdict,
+)
+from sessionkv.errors import InvalidRequest, SessionKVError
+from sessionkv.ipc import messages as wire
+from sessionkv.ipc.reports import cache_to_map, usage_to_map
+from sessionkv.text.follow import follow_ids
+from sessionkv.text.messages import (
+    Message,
+    check_system,
+    dump_messages,
+    freeze_tools,
+    load_messages,
+    normalise,
+    user_message,
+)
+from sessionkv.text.model import TextModel
+from sessionkv.text.replies import ReplyEnding
+from sessionkv.text.reply_memory import ReplyMemory
+from sessionkv.text.root import RootText
+from sessionkv.types import FinishReason, Usage
+
+_MAX_ROOTS = 1024
+
+
+class Writer:
+    """The front's text work for one model. One thread."""
+
+    def __init__(self, text: TextModel, limits: LimitsConfig) -> None:
+        self._text = text
+        self._limits = limits
+        self._roots: OrderedDict[int, RootText] = OrderedDict()
+        self._memory = ReplyMemory()
+
+    # Before a turn ---------------------------------------------------------------------------
+
+    def root_blobs(self, system: object, tools: object) -> tuple[bytes | None, bytes | None, bytes]:
+        """Digests of system prompt and tools (None: not said), and both as the root's blob.
+
+        Raises:
+            InvalidRequest: Naming the field.
+        """
+        checked = check_system(system)
+        tools_json = freeze_tools(tools, self._limits)
+        blob = pack({"system": checked, "tools": tools_json})
+        return _digest(checked), _digest(tools_json), blob
+
+    def submit(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> SubmitTurn:
+        """Check a request's content and make it core's. Sets what the turn needs for its text.
+
+        Raises:
+            InvalidRequest: Naming the field, the value and what is allowed.
+            TemplateRefused: With the template's own words.
+        """
+        self._check_sampling(request)
+        session = request.session if isinstance(request, wire.Turn) else None
+        ids = self._ids(turn, request)
+        turn.stream = self._text.reply_stream(
+            request.sampling.stop,
+            min_tokens=request.sampling.min_tokens,
+            continues=turn.continues,
+            prompt=turn.prompt_tail,
+        )
+        sampling = request.sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(63))
+        stops = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops.update(self._text.eos_ids)
+        return SubmitTurn(
+            turn_id=turn.turn_id,
+            tenant=turn.tenant,
+            session=session,
+            token_ids=ids,
+            num_messages=len(turn.messages),
+            incoming_blob=dump_messages(turn.messages) if turn.messages else b"",
+            sampling_blob=pack_sampling(sampling),
+            sampling=sampling,
+            stop_token_ids=frozenset(stops),
+            queue_when_busy=isinstance(request, wire.Turn) and request.when_busy == "queue",
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+            use_cache=request.cache if isinstance(request, wire.Generate) else True,
+            claim=turn.claim,
+        )
+
+    def _ids(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> Sequence[int] | None:
+        """Ids of a raw turn or a generation; None for a chat turn, whose messages are noted."""
+        if request.tokens is not None:
+            self._check_ids("tokens", request.tokens)
+            return turn.continue_from(tuple(request.tokens), raw=isinstance(request, wire.Turn))
+        if isinstance(request, wire.Generate):
+            if request.prompt is not None:
+                return turn.continue_from(self._text.encode_prompt(request.prompt), raw=False)
+            turn.kind = "chat"
+            turn.messages = normalise(request.messages, self._limits)
+            tools_json = freeze_tools(request.tools, self._limits)
+            root = RootText(None, tools_json, time.time())
+            followed = follow_ids(
+                self._text, root, turn.messages, memory=self._memory, tenant=turn.tenant
+            )
+            turn.prompt_raw = followed.raw
+            return followed.ids
+        turn.kind = "chat"
+        if request.text is not None:
+            turn.messages = (user_message(request.text),)
+        else:
+            turn.messages = normalise(request.messages, self._limits)
+        return None
+
+    def _check_sampling(self, request: wire.Turn | wire.Generate) -> None:
+        self._check_ids("sampling.stop_token_ids", request.sampling.stop_token_ids)
+        self._check_ids("sampling.logit_bias", tuple(request.sampling.logit_bias))
+
+    def _check_ids(self, field: str, ids: Sequence[int]) -> None:
+        """Cheap for good ids: one pass in C; the position is looked for only on refusal."""
+        size = self._text.vocab_size
+        if not ids or (min(ids) >= 0 and max(ids) < size):
+            return
+        at = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < size)
+        raise InvalidRequest(f"{field}[{at}]", ids[at], f"a token id from 0 to {size - 1}")
+
+    def render(self, turn: FrontTurn, ask: RenderTurn) -> TurnRendered | TurnRefused | PathWanted:
+        """Ids that a chat turn adds to its head."""
+        try:
+            root = self._root(ask)
+            if ask.history == "follow" or not root.append_only:
+                if not ask.path and ask.num_turns:
+                    return PathWanted(turn.turn_id)
+                return render_history(self._text, root, ask, turn.messages)
+            ids = self._text.delta(root, turn.messages, first=ask.num_turns == 0, closed=ask.closed)
+        except SessionKVError as error:
+            return TurnRefused(turn.turn_id, error)
+        if ask.num_turns == 0:
+            ids = (*root.ids, *ids)
+        return TurnRendered(
+            turn.turn_id, ids, ask.node_id, dump_messages(turn.messages), len(turn.messages)
+        )
+
+    def _root(self, ask: RenderTurn) -> RootText:
+        root = self._roots.get(ask.root_id)
+        if root is None:
+            said = unpack(ask.root_blob) or {}
+            root = self._text.root(said.get("system"), said.get("tools"), now_s=ask.created_s)
+            self._roots[ask.root_id] = root
+            if len(self._roots) > _MAX_ROOTS:
+                self._roots.popitem(last=False)
+        self._roots.move_to_end(ask.root_id)
+        return root
+
+    # After a turn ----------------------------------------------------------------------------
+
+    def judge(self, turn: FrontTurn, finished: TurnFinished) -> tuple[Verdict, str]:
+        """What the log keeps of a reply, its whole answer, and text that was held back till now."""
+        stream = turn.stream
+        if stream is None:
+            raise InvalidRequest("turn", turn.turn_id, "a turn that was submitted")
+        sampled = turn.token_ids[: finished.num_output_tokens]
+        held = "" if turn.stop is not None else stream.finish().text
+        if turn.stop is None:
+            turn.note_stop()
+        ending = self._ending(turn, finished, sampled)
+        reason = FinishReason.STOP if turn.stop is not None else finished.reason
+        stop: str | int | None = None
+        if turn.stop is not None:
+            stop = turn.stop.stop
+        elif finished.stop_token_id is not None and finished.stop_token_id not in (
+            self._text.eos_ids
+        ):
+            stop = finished.stop_token_id
+        logprobs = turn.logprobs[: ending.keep_n] if turn.wants_logprobs else None
+        turn.answer = wire.Done(
+            id=0,
+            attempt=turn.attempt,
+            node=None if finished.node_id is None else format_node_id(finished.node_id),
+            text=stream.text,
+            tokens=list(ending.ids(sampled)),
+            finish_reason=reason.value,
+            stop=stop,
+            usage=usage_to_map(Usage(finished.num_prompt_tokens, finished.num_output_tokens)),
+            cache=cache_to_map(finished.cache),
+            logprobs=logprobs,
+        )
+        verdict = Verdict(
+            turn_id=turn.turn_id,
+            keep_tokens=ending.keep_n,
+            replacement_ids=ending.replacement_ids,
+            closed=ending.closed,
+            finish_reason=reason,
+            reply_blob=pack({"role": "assistant", "content": stream.text}),
+            response_blob=pack_response(turn.answer) if turn.claim is not None else b"",
+        )
+        return verdict, held
+
+    def _ending(
+        self, turn: FrontTurn, finished: TurnFinished, sampled: Sequence[int]
+    ) -> ReplyEnding:
+        if turn.stop is not None:
+            return self._text.cut_at_stop(
+                sampled, turn.stop.start, continues=turn.continues, prompt=turn.prompt_tail
+            )
+        if turn.kind != "chat":
+            return ReplyEnding(len(sampled))
+        stop_id = finished.stop_token_id
+        if stop_id is None or stop_id in self._text.eos_ids:
+            return self._text.close_reply(sampled)
+        return ReplyEnding(len(sampled) - 1)  # the client's own stop id is no part of the reply
+
+    def remember(self, turn: FrontTurn) -> None:
+        """A turn was committed: keep what a later stateless history may repeat."""
+        if turn.prompt_raw and isinstance(turn.answer, wire.Done):
+            self._memory.put(turn.tenant, turn.prompt_raw, turn.answer.tokens)
+
+    def readable(self, value: Any) -> Any:
+        """A call's value with the path of turns, where it has one, as messages."""
+        if not isinstance(value, Mapping) or "nodes" not in value:
+            return value
+        messages: list[Mapping[str, Any]] = []
+        for _, kind, incoming, reply in value["nodes"]:
+            if kind == "root":
+                system = (unpack(incoming) or {}).get("system")
+                messages += [] if system is None else [Message("system", system).to_map()]
+                continue
+            if incoming:
+                messages += [message.to_map() for message in load_messages(incoming)]
+            messages.append(unpack(reply))
+        return {k: v for k, v in value.items() if k != "nodes"} | {"messages": messages}
+
+
+def _digest(value: str | None) -> bytes | None:
+    return None if value is None else hashlib.sha256(value.encode()).digest()

@@ -1,0 +1,217 @@
+"""Puts a core together: model or checksum runner, tiers, store, tree, scheduler.
+
+The store directory is locked first, so that a second engine on it fails before it loads a model;
+whatever fails later gives back what was opened before it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sessionkv.cache.identity import KVIdentity
+from sessionkv.cache.manager import KVCacheManager
+from sessionkv.cache.retention import Retention
+from sessionkv.cache.tree import TurnTree
+from sessionkv.config import EngineConfig, user_cache_dir
+from sessionkv.engine.checksum_runner import ChecksumRunner, checksum_geometry
+from sessionkv.engine.inbox import Inbox
+from sessionkv.engine.metrics import Metrics
+from sessionkv.engine.movers import HostArena, Mover
+from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.planner import LoadPlanner
+from sessionkv.engine.runner import Runner
+from sessionkv.engine.scheduler.scheduler import Scheduler
+from sessionkv.engine.sizing import MemoryPlan, measure, plan_memory
+from sessionkv.store.block_store import BlockStore
+from sessionkv.store.directory import StoreDirectory
+from sessionkv.store.gates import OPEN_GATES, Gates
+from sessionkv.store.journal import Journal
+from sessionkv.store.worker import StoreWorker
+from sessionkv.text.builtin import BYTE_VOCAB_SIZE, write_byte_text
+from sessionkv.types import Tier
+
+_log = logging.getLogger(__name__)
+
+CHECKSUM_MODEL = "checksum"
+CHECKSUM_MAX_LEN = 131_072
+
+ProgressSink = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """A core's parts with what stands under them.
+
+    Attributes:
+        text_dir: The model's text folder, for the front.
+        store_path: The store directory.
+        memory: The memory split, as measured and decided.
+        resources: Closes everything, last opened first.
+    """
+
+    parts: CoreParts
+    inbox: Inbox[object]
+    text_dir: Path
+    store_path: Path
+    memory: MemoryPlan
+    resources: ExitStack
+
+
+def build_engine(
+    config: EngineConfig,
+    *,
+    progress: ProgressSink | None = None,
+    wrap_runner: Callable[[Runner], Runner] | None = None,
+    gates: Gates = OPEN_GATES,
+) -> BuiltEngine:
+    """Open the store, load the model, read the journal.
+
+    Args:
+        config: What to build.
+        progress: Told of downloads, conversion and loading.
+        wrap_runner: Puts something in front of the runner, such as gates and faults of tests.
+        gates: Points where tests hold the store's and the movers' threads.
+
+    Raises:
+        StoreInUse, StoreUnavailable: The store directory cannot be had.
+        ModelError: The model cannot be had.
+        ConfigError: The configuration does not fit this machine.
+    """
+    with ExitStack() as stack:
+        built = _build(config, progress or _silent, wrap_runner, gates, stack)
+        return BuiltEngine(*built, resources=stack.pop_all())
+
+
+def _build(
+    config: EngineConfig,
+    progress: ProgressSink,
+    wrap_runner: Callable[[Runner], Runner] | None,
+    gates: Gates,
+    stack: ExitStack,
+) -> tuple[CoreParts, Inbox[object], Path, Path, MemoryPlan]:
+    directory = stack.enter_context(StoreDirectory.open(_store_path(config, stack)))
+    text_dir, memory, runner = _load_runner(config, directory.path, progress, stack)
+    if wrap_runner is not None:
+        runner = wrap_runner(runner)
+    stack.callback(runner.close)
+    geometry = runner.geometry
+    root = KVIdentity(
+        weights_fingerprint=runner.fingerprint, geometry=geometry, rope="", numerics=""
+    ).root_hash()
+    inbox: Inbox[object] = Inbox()
+    caps = {
+        Tier.DEVICE: runner.num_blocks * geometry.block_bytes,
+        Tier.HOST: memory.num_host_blocks * geometry.block_bytes,
+        Tier.DISK: memory.disk_bytes,
+    }
+    retention = Retention(block_bytes=geometry.block_bytes, caps=caps)
+    journal = Journal(directory)
+    state = journal.load()
+    tree = TurnTree.load(state, config.limits, retention, block_size=geometry.block_size)
+    blocks = None
+    if memory.disk_bytes > 0 and config.cache.prefix_cache:
+        blocks = BlockStore(directory, root, geometry, cap_bytes=memory.disk_bytes, gates=gates)
+    store = StoreWorker(journal, blocks, inbox, gates=gates)
+    stack.callback(store.close, config.limits.drain_s)
+    num_host_blocks = memory.num_host_blocks if config.cache.prefix_cache else 0
+    mover = Mover(
+        runner, HostArena(num_host_blocks, geometry.block_bytes), store, inbox, gates=gates
+    )
+    stack.callback(mover.close, config.limits.drain_s)
+    kv = KVCacheManager(
+        root,
+        block_size=geometry.block_size,
+        num_device_blocks=runner.num_blocks,
+        num_host_blocks=num_host_blocks,
+        disk=blocks is not None,
+        prefix_cache=config.cache.prefix_cache,
+        retention=retention,
+    )
+    planner = LoadPlanner(block_size=geometry.block_size)
+    step_tokens = config.scheduler.step_tokens or memory.step_tokens
+    scheduler = Scheduler(
+        kv, planner, config=config.scheduler, step_tokens=step_tokens,
+        max_model_len=runner.max_model_len,
+    )  # fmt: skip
+    facts = json.loads((text_dir / "text.json").read_text())
+    parts = CoreParts(
+        config=config, root=root, tokenizer_digest=facts["tokenizer_digest"],
+        template_digest=facts["template_digest"], tree=tree, kv=kv, scheduler=scheduler,
+        planner=planner, runner=runner, store=store, mover=mover, metrics=Metrics(),
+        step_tokens=step_tokens, host_bytes=num_host_blocks * geometry.block_bytes,
+        disk_bytes=memory.disk_bytes if blocks is not None else 0,
+    )  # fmt: skip
+    return parts, inbox, text_dir, directory.path, memory
+
+
+def _load_runner(
+    config: EngineConfig, store: Path, progress: ProgressSink, stack: ExitStack
+) -> tuple[Path, MemoryPlan, Runner]:
+    """Text folder, memory split and runner of the configured model."""
+    machine = measure(store)
+    if config.model == CHECKSUM_MODEL:
+        text_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sessionkv-text-")))
+        write_byte_text(text_dir, max_model_len=CHECKSUM_MAX_LEN)
+        memory = plan_memory(
+            config.cache,
+            checksum_geometry(config.cache.block_size),
+            model_max_len=CHECKSUM_MAX_LEN,
+            asked_max_len=config.max_model_len,
+            machine=machine,
+        )
+        return (
+            text_dir,
+            memory,
+            ChecksumRunner(
+                memory.num_device_blocks,
+                config.cache.block_size,
+                vocab_size=BYTE_VOCAB_SIZE,
+                max_model_len=memory.max_model_len,
+                full_read=False,
+            ),
+        )
+    # Loaded only here: an engine without a model must not need its libraries.
+    from sessionkv.engine.model_runner import ModelRunner
+    from sessionkv.model.prepare import prepare_model
+
+    prepared = prepare_model(
+        config.model,
+        cache_dir=config.model_cache or user_cache_dir(),
+        offline=config.offline,
+        progress=lambda event: progress(asdict(event)),
+    )
+    memory = plan_memory(
+        config.cache,
+        prepared.spec.kv_geometry(config.cache.block_size),
+        model_max_len=prepared.spec.max_model_len,
+        asked_max_len=config.max_model_len,
+        machine=machine,
+    )
+    progress({"stage": "load", "done": 0, "total": 1, "unit": "steps"})
+    runner = ModelRunner(
+        prepared,
+        block_size=config.cache.block_size,
+        num_blocks=memory.num_device_blocks,
+        max_model_len=memory.max_model_len,
+        threads=config.threads,
+        mirror_bytes=memory.mirror_bytes,
+    )
+    progress({"stage": "load", "done": 1, "total": 1, "unit": "steps"})
+    return prepared.text_dir, memory, runner
+
+
+def _store_path(config: EngineConfig, stack: ExitStack) -> Path:
+    if config.store is not None:
+        return config.store
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sessionkv-store-")))
+
+
+def _silent(event: dict[str, Any]) -> None:
+    del event

@@ -1,0 +1,194 @@
+"""Everything clients ask of sessions and of the engine that is not a turn.
+
+A call that changes something is answered when the change is in the journal; a question at once.
+Core thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sessionkv.cache.turns import Change, HeadId, NewNode, Opening, format_node_id, parse_node_id
+from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.engine.messages import Call, CallDone, OpenSession
+from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.stats import engine_stats
+from sessionkv.engine.turns import TurnDesk
+from sessionkv.errors import (
+    EngineClosed,
+    InvalidRequest,
+    SessionBusy,
+    SessionKVError,
+    TurnCancelled,
+)
+from sessionkv.ipc import messages as wire
+from sessionkv.ipc.reports import cache_to_map
+from sessionkv.types import BlockHash, HeadRecord, Tier
+
+
+class CallDesk:
+    """Answers calls; replies go to ``turns.out``."""
+
+    def __init__(self, parts: CoreParts, commits: Commits, turns: TurnDesk) -> None:
+        self._parts = parts
+        self._tree = parts.tree
+        self._commits = commits
+        self._turns = turns
+        self._flushes: list[int] = []
+
+    def open(self, ask: OpenSession, wall: float) -> None:
+        """Create or resume a session."""
+        root = NewNode(
+            kind="root", token_ids=(), num_incoming_tokens=0, hashes=(),
+            num_messages=0 if ask.system_blob is None and ask.tools_blob is None else 1,
+            incoming_blob=ask.root_blob,
+            tokenizer_digest=self._parts.tokenizer_digest,
+            template_digest=self._parts.template_digest,
+        )  # fmt: skip
+        opening = Opening(ask.system_blob, ask.tools_blob, ask.history)
+        try:
+            if self._turns.draining:
+                raise EngineClosed("the engine is shutting down")
+            change = self._tree.open(ask.tenant, ask.session, root=root, opening=opening, now=wall)
+            self._change(ask.call_id, change, self._info((ask.tenant, ask.session)))
+        except SessionKVError as error:
+            self._answer(CallDone(ask.call_id, error=error))
+
+    def call(self, ask: Call, now: float, wall: float) -> None:
+        """Carry out one call."""
+        request, tenant = ask.request, ask.tenant
+        try:
+            if isinstance(request, wire.Info):
+                value = self._info((tenant, request.session), history=request.history)
+                self._answer(CallDone(ask.call_id, value))
+            elif isinstance(request, wire.List):
+                self._answer(CallDone(ask.call_id, self._list(tenant, request)))
+            elif isinstance(request, wire.Stats):
+                self._answer(CallDone(ask.call_id, engine_stats(self._parts, now)))
+            elif isinstance(request, wire.Flush):
+                self._parts.kv.request_clean(self._parts.kv.resident_keys())
+                self._flushes.append(ask.call_id)
+            elif isinstance(request, wire.Close):
+                self._close(ask.call_id, (tenant, request.session), request, now)
+            else:
+                self._edit(ask.call_id, tenant, request, wall)
+        except SessionKVError as error:
+            self._answer(CallDone(ask.call_id, error=error))
+
+    def _edit(self, call_id: int, tenant: str, request: wire.Request, wall: float) -> None:
+        tree = self._tree
+        if isinstance(request, wire.Fork):
+            node_id = None if request.node is None else parse_node_id(request.node)
+            change = tree.fork(tenant, request.session, request.name, now=wall, node_id=node_id)
+            head = (tenant, request.name)
+        elif isinstance(request, wire.Rewind):
+            head = (tenant, request.session)
+            if self._turns.is_running(head):
+                raise SessionBusy("a turn of this session is running", session=request.session)
+            change = tree.rewind(tenant, request.session, request.turns, now=wall)
+        elif isinstance(request, wire.Pin):
+            head = (tenant, request.session)
+            change = tree.pin(
+                tenant, request.session, tier=request.tier, now=wall, ttl_s=request.ttl_s,
+                priority=request.priority,
+            )  # fmt: skip
+        elif isinstance(request, wire.Unpin):
+            head = (tenant, request.session)
+            change = tree.unpin(tenant, request.session, now=wall)
+        else:
+            raise InvalidRequest("type", request.TYPE, "a known call")
+        self._change(call_id, change, self._info(head))
+
+    def _close(self, call_id: int, head: HeadId, request: wire.Close, now: float) -> None:
+        self._tree.head(*head)  # SessionNotFound
+        self._turns.drop_session(head, TurnCancelled("the session was closed"), now)
+        if request.keep:
+            self._answer(CallDone(call_id, {"closed": True}))
+            return
+        change = self._tree.delete(*head)
+        self._turns.last_cache.pop(head, None)
+        self._change(call_id, change, {"closed": True})
+
+    def _change(self, call_id: int, change: Change, value: Any) -> None:
+        reply = CallDone(call_id, value)
+        if change.ops:
+            self._commits.submit(PendingCommit(change, reply, call_id=call_id))
+        else:
+            self._answer(reply)
+
+    def _answer(self, reply: CallDone) -> None:
+        self._turns.out.append(reply)
+
+    # Flushing --------------------------------------------------------------------------------
+
+    def finish_flushes(self) -> None:
+        """Answer flushes once nothing is left to be written."""
+        if self._flushes and not self._parts.kv.dirty_count():
+            stats = {"dirty_blocks": 0}
+            for call_id in self._flushes:
+                self._answer(CallDone(call_id, stats))
+            self._flushes.clear()
+
+    @property
+    def flushing(self) -> bool:
+        """Whether somebody waits for blocks to be on disk."""
+        return bool(self._flushes)
+
+    # Questions -------------------------------------------------------------------------------
+
+    def _list(self, tenant: str, request: wire.List) -> dict[str, Any]:
+        heads, after = self._tree.list_heads(
+            tenant, prefix=request.prefix, after=request.after, limit=request.limit
+        )
+        return {"sessions": [self._describe(head) for head in heads], "next": after}
+
+    def _info(self, head_id: HeadId, *, history: bool = False) -> dict[str, Any]:
+        """Everything about one session. O(history): its blocks are looked up in every tier."""
+        head = self._tree.head(*head_id)
+        value = self._describe(head)
+        keys = self._tree.session_keys(*head_id)
+        exclusive, shared = self._bytes_by_tier(keys.exclusive), self._bytes_by_tier(keys.shared)
+        value["bytes"] = {
+            tier.value: {"exclusive": exclusive[tier], "shared": shared[tier]} for tier in Tier
+        }
+        if history:
+            value["nodes"] = [
+                (node.node_id, node.kind, node.incoming_blob, node.reply_blob)
+                for node in self._tree.path(head.node_id)
+            ]
+        return value
+
+    def _describe(self, head: HeadRecord) -> dict[str, Any]:
+        head_id = (head.tenant, head.name)
+        record = self._tree.record(head.node_id)
+        last = self._turns.last_cache.get(head_id)
+        pin = None
+        if head.pin_tier:
+            pin = {
+                "tier": head.pin_tier,
+                "expires_s": head.pin_expires_s,
+                "priority": head.pin_priority,
+            }
+        return {
+            "name": head.name,
+            "node": format_node_id(head.node_id),
+            "turns": self._tree.num_turns(head.node_id),
+            "tokens": self._tree.num_tokens(head.node_id),
+            "kind": record.kind,
+            "history": head.history,
+            "created_s": head.created_s,
+            "updated_s": head.updated_s,
+            "pin": pin,
+            "running": self._turns.is_running(head_id),
+            "queued": self._turns.num_in_line(head_id),
+            "last_cache": None if last is None else cache_to_map(last),
+        }
+
+    def _bytes_by_tier(self, keys: Iterable[BlockHash]) -> dict[Tier, int]:
+        sizes = dict.fromkeys(Tier, 0)
+        block_bytes = self._parts.runner.geometry.block_bytes
+        for key in keys:
+            for tier in self._parts.kv.tiers_of(key):
+                sizes[tier] += block_bytes
+        return sizes

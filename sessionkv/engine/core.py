@@ -1,0 +1,272 @@
+"""The step loop: schedule, execute, commit, emit.
+
+One thread owns everything below it (index, pools, tree, scheduler, runner); everyone else speaks to
+it through its inbox: front, journal, block store, movers. Nothing here waits but for the inbox, and
+only when there is nothing to compute. This is the actor's one boundary: what escapes from a step
+ends that step's turns, and what escapes from the loop ends the engine with every turn answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from sessionkv.cache.invariants import InvariantBroken
+from sessionkv.engine.calls import CallDesk
+from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.engine.inbox import Inbox
+from sessionkv.engine.messages import (
+    Call,
+    CallDone,
+    CancelTurn,
+    CoreMessage,
+    CoreStopped,
+    Drain,
+    OpenSession,
+    PathWanted,
+    StopAt,
+    SubmitTurn,
+    TurnRefused,
+    TurnRendered,
+    Verdict,
+)
+from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.turns import TurnDesk
+from sessionkv.errors import EngineClosed, SessionKVError, StoreUnavailable, TurnFailed
+from sessionkv.store.worker import Committed, DiskEvicted, LookedUp
+from sessionkv.types import StepPlan, Tier, Transfer, TransferResult
+
+_log = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+"""How often deadlines and expiries are looked at."""
+_HOUSEKEEPING_S = 1.0
+"""How often pins, keys and the cache's books are looked at."""
+
+
+class FrontSink(Protocol):
+    """Where core's messages go."""
+
+    def put(self, messages: list[CoreMessage]) -> None:
+        """Hand over a batch, in order. Any thread; never blocks."""
+        ...
+
+
+class Core:
+    """One engine's core. :meth:`run` is its thread's body.
+
+    Attributes:
+        inbox: For everybody who has something to say to core.
+    """
+
+    def __init__(
+        self,
+        parts: CoreParts,
+        inbox: Inbox[object],
+        front: FrontSink,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.inbox = inbox
+        self._parts = parts
+        self._front = front
+        self._clock = clock
+        self._wall = wall
+        self._commits = Commits(parts.tree, parts.store)
+        self._turns = TurnDesk(parts, self._commits)
+        self._calls = CallDesk(parts, self._commits, self._turns)
+        self._tick_at = self._housekeeping_at = clock()
+        self._drain_until: float | None = None
+        self._computing = False
+        self._moves: dict[int, Transfer] = {}
+
+    def run(self) -> None:
+        """Loop until drained; answers every turn before it returns."""
+        error: SessionKVError | None = None
+        try:
+            while not self._drained():
+                self._take_in()
+                self._step()
+                self._emit()
+        except Exception as failure:  # noqa: BLE001 - the actor's one boundary
+            _log.exception("the engine's core failed")
+            error = TurnFailed(f"the engine failed ({type(failure).__name__})")
+        self._turns.drop_all(error or EngineClosed("the engine is closed"), self._clock())
+        self._turns.out.append(CoreStopped(error))
+        self._emit()
+
+    # One round -------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        scheduler = self._parts.scheduler
+        plan = scheduler.schedule(self._clock())
+        self._start_moves()
+        self._computing = plan is not None
+        if plan is None:
+            return
+        for start in plan.starts:
+            self._turns.started(start.seq_id)
+        began = self._clock()
+        try:
+            output = self._parts.runner.execute(plan)
+        except Exception as failure:  # noqa: BLE001 - the actor's one boundary
+            _log.exception("step %d failed", plan.step_id)
+            events = scheduler.fail_step(plan, failure)
+        else:
+            now = self._clock()
+            events = scheduler.commit(plan, output, now)
+            self._observe(plan, now - began)
+        self._turns.take_events(events, self._clock())
+
+    def _emit(self) -> None:
+        if self._turns.out:
+            self._front.put(self._turns.out)
+            self._turns.out = []
+
+    def _observe(self, plan: StepPlan, elapsed_s: float) -> None:
+        self._parts.metrics.step(plan, elapsed_s)
+        if all(not step.sample or len(step.token_ids) > 1 for step in plan.steps):
+            self._parts.planner.observe_prefill(plan.num_tokens, elapsed_s)
+
+    def _start_moves(self) -> None:
+        parts = self._parts
+        for seq_id, query in parts.scheduler.take_lookups():
+            parts.store.lookup(seq_id, query)
+        for transfer in parts.scheduler.take_transfers():
+            self._moves[transfer.transfer_id] = transfer
+            parts.mover.submit(transfer)
+        for receipt_id in parts.scheduler.take_receipts():
+            parts.store.release(receipt_id)
+        stale = parts.kv.take_stale()
+        if stale:
+            parts.store.delete(stale)
+
+    # What comes in ---------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        for message in self.inbox.drain(self._patience_s()):
+            self._handle(message, self._clock(), self._wall())
+        now = self._clock()
+        if now >= self._tick_at:
+            self._tick_at = now + _TICK_S
+            self._tick(now)
+
+    def _patience_s(self) -> float:
+        """How long to sleep for the inbox when there is nothing to compute."""
+        if self._computing:
+            return 0.0
+        wakes = [self._tick_at + (0.0 if self._turns.active else _HOUSEKEEPING_S)]
+        if (wake := self._parts.scheduler.next_wake()) is not None:
+            wakes.append(wake)
+        return max(0.0, min(wakes) - self._clock())
+
+    def _handle(self, message: object, now: float, wall: float) -> None:
+        turns = self._turns
+        if isinstance(message, SubmitTurn):
+            turns.submit(message, now, wall)
+        elif isinstance(message, TurnRendered):
+            turns.rendered(message, now)
+        elif isinstance(message, Verdict):
+            turns.verdict(message, now, wall)
+        elif isinstance(message, Committed):
+            self._committed(message, now)
+        elif isinstance(message, TransferResult):
+            self._moved(message, now)
+        elif isinstance(message, LookedUp):
+            self._parts.scheduler.on_receipt(message.ticket, message.receipt)
+        elif isinstance(message, StopAt):
+            turns.stop_at(message, now)
+        elif isinstance(message, CancelTurn):
+            turns.cancel(message, now)
+        elif isinstance(message, Call):
+            self._calls.call(message, now, wall)
+        elif isinstance(message, OpenSession):
+            self._calls.open(message, wall)
+        elif isinstance(message, PathWanted):
+            turns.send_path(message.turn_id)
+        elif isinstance(message, TurnRefused):
+            turns.refused(message, now)
+        elif isinstance(message, DiskEvicted):
+            self._parts.kv.on_disk_evicted(message.keys)
+        elif isinstance(message, Drain):
+            turns.draining = True
+            self._drain_until = now + message.drain_s
+
+    def _committed(self, message: Committed, now: float) -> None:
+        if message.error is None:
+            commit = self._commits.durable(message.ticket)
+            if commit is not None:
+                self._now_durable(commit, now)
+            return
+        error = StoreUnavailable(f"the journal could not be written: {message.error}")
+        for commit in self._commits.refused(message.ticket):
+            if commit.turn_id is not None:
+                self._turns.not_durable(commit.turn_id, error, now)
+            elif commit.call_id is not None:
+                self._turns.out.append(CallDone(commit.call_id, error=error))
+
+    def _now_durable(self, commit: PendingCommit, now: float) -> None:
+        parts, change = self._parts, commit.change
+        if change.freed_keys:
+            parts.store.delete(parts.kv.forget(change.freed_keys))
+        if commit.turn_id is None:
+            self._turns.out.append(commit.reply)
+            return
+        self._turns.durable(commit.turn_id, now)
+        if change.node_id is not None and parts.config.cache.durability == "idle":
+            parts.kv.request_clean(parts.tree.keys_of(change.node_id))
+
+    def _moved(self, result: TransferResult, now: float) -> None:
+        parts = self._parts
+        transfer = self._moves.pop(result.transfer_id)
+        parts.scheduler.on_transfer(result, now)
+        self._calls.finish_flushes()
+        self._count_move(transfer, result)
+
+    def _count_move(self, transfer: Transfer, result: TransferResult) -> None:
+        num_bytes = len(transfer.moves) * self._parts.runner.geometry.block_bytes
+        self._parts.metrics.transfer(transfer, result, num_bytes)
+        if transfer.dst is Tier.DEVICE:
+            self._parts.planner.observe_load(
+                transfer.src, len(transfer.moves), num_bytes, result.elapsed_s
+            )
+
+    # Time ------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> None:
+        self._turns.tick(now)
+        self._calls.finish_flushes()
+        if now < self._housekeeping_at:
+            return
+        self._housekeeping_at = now + _HOUSEKEEPING_S
+        change = self._parts.tree.expire(self._wall())
+        if change is not None and change.ops:
+            self._commits.submit(PendingCommit(change, CallDone(-1)))
+        line = self._parts.metrics.log_line(now)
+        if line is not None:
+            _log.info(line)
+        if not self._turns.active:
+            self._check_books()
+
+    def _check_books(self) -> None:
+        """An idle engine's books must balance; a mismatch is logged and counted, not fatal."""
+        try:
+            self._parts.kv.check()
+        except InvariantBroken as failure:
+            _log.error("the KV cache's books do not balance: %s", failure)
+            self._parts.metrics.count_book_error()
+
+    def _drained(self) -> bool:
+        if self._drain_until is None:
+            return False
+        if self._turns.active and self._clock() < self._drain_until:
+            return False
+        if self._turns.active:
+            self._turns.drop_all(EngineClosed("the engine is shutting down"), self._clock())
+        waits = self._commits or (
+            self._parts.kv.dirty_count() and self._clock() < self._drain_until
+        )
+        return not waits

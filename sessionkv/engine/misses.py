@@ -1,0 +1,83 @@
+"""Why a turn computed what its conversation had computed before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessionkv.engine.parts import CoreParts
+from sessionkv.types import BlockHash, MissReason, MissReport
+
+if TYPE_CHECKING:
+    from sessionkv.engine.turns import ActiveTurn
+
+
+def explain_miss(turn: ActiveTurn, parts: CoreParts) -> MissReport:
+    """The first position of the known history that this turn computes, and the reason.
+
+    To be asked when the turn's sequence has been admitted and its first step has not run: later the
+    blocks are there again and the cause is forgotten. The last prompt token never counts.
+    """
+    sequence, chain = turn.sequence, turn.chain
+    if sequence is None or chain is None:
+        return MissReport()
+    hint = turn.rendered.known_miss if turn.rendered is not None else turn.ask.known_miss
+    accounting = sequence.accounting
+    cached = accounting.device_tokens + accounting.host_tokens + accounting.disk_tokens
+    known = min(turn.known_tokens, sequence.num_prompt_tokens - 1)
+    if cached >= known:
+        if hint is not None:
+            return hint
+        return MissReport(MissReason.FIRST_TURN if turn.known_tokens == 0 else MissReason.NONE)
+    reason = _reason(turn, parts, cached, known)
+    return MissReport(reason, token=cached, turn=_turn_at(turn, parts, cached))
+
+
+def _reason(turn: ActiveTurn, parts: CoreParts, cached: int, known: int) -> MissReason:
+    if not parts.config.cache.prefix_cache:
+        return MissReason.CACHE_OFF
+    if not turn.ask.use_cache:
+        return MissReason.BYPASSED
+    key = _key_at(turn, parts, cached, known)
+    if parts.kv.was_corrupt(key):
+        return MissReason.CORRUPT
+    if turn.sequence is not None and turn.sequence.load_reason is not None:
+        return MissReason.RECOMPUTE_WAS_SOONER
+    if _identity_changed(turn, parts):
+        return MissReason.IDENTITY_CHANGED
+    if parts.kv.was_evicted(key):
+        lapsed = parts.tree.retention.pin_lapsed(key)
+        return MissReason.EXPIRED if lapsed else MissReason.EVICTED
+    return MissReason.NOT_STORED
+
+
+def _key_at(turn: ActiveTurn, parts: CoreParts, position: int, known: int) -> BlockHash:
+    """Key of the block that should have held ``position``: a full one, or the history's tail."""
+    chain = turn.chain
+    if chain is None:
+        raise ValueError("the turn has no chain")
+    block = position // parts.kv.block_size
+    tail = chain.tail_record(known)
+    if tail is not None and block == known // parts.kv.block_size:
+        return tail.key
+    return chain.hashes[block]
+
+
+def _identity_changed(turn: ActiveTurn, parts: CoreParts) -> bool:
+    """Whether the parent turn was journalled under another chain: other weights or geometry."""
+    if turn.chain is None or turn.ask.session is None:
+        return False
+    record = parts.tree.record(turn.parent_id)
+    num_blocks = parts.tree.num_tokens(turn.parent_id) // parts.kv.block_size
+    if num_blocks == 0 or not record.chain_hash:
+        return False
+    return turn.chain.hashes[num_blocks - 1] != record.chain_hash
+
+
+def _turn_at(turn: ActiveTurn, parts: CoreParts, position: int) -> int | None:
+    """Number of the turn whose tokens ``position`` is among. O(turns)."""
+    if turn.ask.session is None:
+        return None
+    for number, record in enumerate(parts.tree.path(turn.parent_id)):
+        if position < parts.tree.num_tokens(record.node_id):
+            return number
+    return None

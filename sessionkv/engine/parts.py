@@ -1,0 +1,46 @@
+"""What a core is made of; put together by ``engine.build``, owned by the core thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sessionkv.cache.manager import KVCacheManager
+from sessionkv.cache.tree import TurnTree
+from sessionkv.config import EngineConfig
+from sessionkv.engine.metrics import Metrics
+from sessionkv.engine.movers import Mover
+from sessionkv.engine.planner import LoadPlanner
+from sessionkv.engine.runner import Runner
+from sessionkv.engine.scheduler.scheduler import Scheduler
+from sessionkv.store.worker import StoreWorker
+from sessionkv.types import BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class CoreParts:
+    """Everything below the step loop.
+
+    Attributes:
+        root: Root of the hash chain: the KV identity.
+        tokenizer_digest: Of the tokenizer that new turns are written with.
+        template_digest: Of the chat template.
+        step_tokens: Budget of a step.
+        host_bytes: Cap of the host tier.
+        disk_bytes: Cap of the disk tier.
+    """
+
+    config: EngineConfig
+    root: BlockHash
+    tokenizer_digest: str
+    template_digest: str
+    tree: TurnTree
+    kv: KVCacheManager
+    scheduler: Scheduler
+    planner: LoadPlanner
+    runner: Runner
+    store: StoreWorker
+    mover: Mover
+    metrics: Metrics
+    step_tokens: int
+    host_bytes: int
+    disk_bytes: int

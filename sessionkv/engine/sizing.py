@@ -1,0 +1,131 @@
+"""How memory and disk are split: what was asked for, else shares of what is free.
+
+The decision is pure; :func:`measure` alone looks at the machine.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sessionkv.config import GIB, CacheConfig
+from sessionkv.errors import ConfigError
+from sessionkv.types import KVGeometry
+
+RAM_SHARE = 0.25
+DISK_SHARE = 0.10
+MAX_DEVICE_BYTES = 4 * GIB
+MAX_HOST_BYTES = 2 * GIB
+MAX_DISK_BYTES = 50 * GIB
+MIRROR_SHARE = 1 / 3
+"""Part of the device's KV bytes for contiguous copies of running sequences (CPU attention)."""
+CPU_STEP_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """What is free, in bytes."""
+
+    available_ram_bytes: int
+    free_disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The split.
+
+    Attributes:
+        num_device_blocks: Blocks of the device pool.
+        mirror_bytes: For contiguous copies of running sequences; device KV too.
+        num_host_blocks: Blocks of the host tier; 0 is off.
+        disk_bytes: Cap of the disk tier; 0 is off.
+        max_model_len: Most positions of one sequence.
+        step_tokens: Default budget of a step.
+        notes: What somebody should know, such as a window that had to shrink.
+    """
+
+    num_device_blocks: int
+    mirror_bytes: int
+    num_host_blocks: int
+    disk_bytes: int
+    max_model_len: int
+    step_tokens: int
+    notes: tuple[str, ...] = ()
+
+
+def measure(disk_path: Path) -> MachineMemory:
+    """Free RAM (what can be had without swapping) and free disk at ``disk_path``."""
+    available = 0
+    with Path("/proc/meminfo").open(encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    existing = next(p for p in (disk_path, *disk_path.resolve().parents) if p.exists())
+    return MachineMemory(available, shutil.disk_usage(existing).free)
+
+
+def plan_memory(
+    cache: CacheConfig,
+    geometry: KVGeometry,
+    *,
+    model_max_len: int,
+    asked_max_len: int | None,
+    machine: MachineMemory,
+) -> MemoryPlan:
+    """Decide the split for the CPU engine.
+
+    Args:
+        cache: What was asked for.
+        geometry: Of a block.
+        model_max_len: Positions the model was made for.
+        asked_max_len: What was asked for; None is the model's own.
+        machine: What is free.
+
+    Raises:
+        ConfigError: The device's share holds no block, or the window asked for is the model's not.
+    """
+    block_bytes = geometry.block_bytes
+    num_device, mirror_bytes = _device(cache, block_bytes, machine)
+    max_len = model_max_len if asked_max_len is None else asked_max_len
+    if max_len > model_max_len:
+        raise ConfigError("max_model_len", max_len, f"at most {model_max_len}, the model's own")
+    notes = []
+    # The last token of a sequence never gets KV.
+    room = num_device * geometry.block_size + 1
+    if max_len > room:
+        notes.append(
+            f"the window is {room} tokens instead of {max_len}: "
+            f"{num_device} device blocks hold no more (cache.device_bytes)"
+        )
+        max_len = room
+    host_bytes = cache.host_bytes
+    if host_bytes is None:
+        host_bytes = min(int(machine.available_ram_bytes * RAM_SHARE), MAX_HOST_BYTES)
+    disk_bytes = cache.disk_bytes
+    if disk_bytes is None:
+        disk_bytes = min(int(machine.free_disk_bytes * DISK_SHARE), MAX_DISK_BYTES)
+    return MemoryPlan(
+        num_device_blocks=num_device,
+        mirror_bytes=mirror_bytes,
+        num_host_blocks=host_bytes // block_bytes,
+        disk_bytes=disk_bytes,
+        max_model_len=max_len,
+        step_tokens=CPU_STEP_TOKENS,
+        notes=tuple(notes),
+    )
+
+
+def _device(cache: CacheConfig, block_bytes: int, machine: MachineMemory) -> tuple[int, int]:
+    """Blocks of the pool, and bytes beside it for mirrors."""
+    if cache.device_blocks is not None:
+        pool_bytes = cache.device_blocks * block_bytes
+        return cache.device_blocks, int(pool_bytes * MIRROR_SHARE / (1 - MIRROR_SHARE))
+    device_bytes = cache.device_bytes
+    if device_bytes is None:
+        device_bytes = min(int(machine.available_ram_bytes * RAM_SHARE), MAX_DEVICE_BYTES)
+    num_blocks = int(device_bytes * (1 - MIRROR_SHARE)) // block_bytes
+    if num_blocks < 1:
+        least = -(-block_bytes * 3 // 2)
+        raise ConfigError("cache.device_bytes", device_bytes, f"at least {least} (one block)")
+    return num_blocks, device_bytes - num_blocks * block_bytes

@@ -1,0 +1,511 @@
+"""Turns from submission to commit: who waits for which head, what each turn became.
+
+A head runs one turn at a time; others wait in its line or are refused. A turn leaves
+:attr:`TurnDesk.active` only through :meth:`TurnDesk._leave`, which says how it ended and starts the
+next in line, so each turn is answered exactly once. Core thread only; times are arguments
+(``now`` monotonic, ``wall`` wall-clock seconds).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from sessionkv.cache.chain import TokenChain
+from sessionkv.cache.turns import HeadId, NewNode, unpack_tokens
+from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.engine.messages import (
+    CancelTurn,
+    CoreMessage,
+    NodeText,
+    RenderTurn,
+    StepTokens,
+    StopAt,
+    SubmitTurn,
+    TurnCommitted,
+    TurnDropped,
+    TurnFinished,
+    TurnRefused,
+    TurnRendered,
+    TurnReplayed,
+    TurnTokens,
+    Verdict,
+)
+from sessionkv.engine.misses import explain_miss
+from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent
+from sessionkv.errors import (
+    DeadlineExceeded,
+    EngineClosed,
+    IdempotencyConflict,
+    InvalidRequest,
+    Overloaded,
+    SessionBusy,
+    SessionKVError,
+    TurnCancelled,
+    TurnFailed,
+    TurnKind,
+)
+from sessionkv.types import CacheReport, FinishReason, KeyRecord, MissReport
+
+
+class Phase(enum.Enum):
+    """Where a turn is."""
+
+    IN_LINE = "in line"
+    RENDERING = "rendering"
+    RUNNING = "running"
+    JUDGING = "judging"
+    COMMITTING = "committing"
+
+
+@dataclass(slots=True, eq=False)
+class ActiveTurn:
+    """One turn that was submitted and not answered."""
+
+    ask: SubmitTurn
+    arrived_s: float
+    deadline_s: float | None
+    phase: Phase = Phase.IN_LINE
+    base_id: int = 0
+    parent_id: int = 0
+    node_id: int | None = None
+    rendered: TurnRendered | None = None
+    sequence: Sequence | None = None
+    chain: TokenChain | None = None
+    known_tokens: int = 0
+    miss: MissReport | None = None
+    finished: TurnFinished | None = None
+    judge_by_s: float = 0.0
+
+    @property
+    def head(self) -> HeadId | None:
+        """The session it belongs to."""
+        return None if self.ask.session is None else (self.ask.tenant, self.ask.session)
+
+
+@dataclass(slots=True)
+class _Line:
+    running: ActiveTurn
+    waiting: deque[ActiveTurn] = field(default_factory=deque)
+
+
+class TurnDesk:
+    """All turns of one engine.
+
+    Attributes:
+        out: Messages for the front, oldest first; the core empties it.
+        active: Turns by id.
+        last_cache: The last cache report of each session that had a turn since the start.
+    """
+
+    def __init__(self, parts: CoreParts, commits: Commits) -> None:
+        self._parts = parts
+        self._commits = commits
+        self._limits = parts.config.limits
+        self._lines: dict[HeadId, _Line] = {}
+        self.out: list[CoreMessage] = []
+        self.active: dict[int, ActiveTurn] = {}
+        self.last_cache: dict[HeadId, CacheReport] = {}
+        self.draining = False
+
+    def is_running(self, head: HeadId) -> bool:
+        """Whether a turn of the session is under way."""
+        return head in self._lines
+
+    def num_in_line(self, head: HeadId) -> int:
+        """Turns that wait behind the running one."""
+        line = self._lines.get(head)
+        return len(line.waiting) if line else 0
+
+    # From the front --------------------------------------------------------------------------
+
+    def submit(self, ask: SubmitTurn, now: float, wall: float) -> None:
+        """Take a turn, replay it, or refuse it."""
+        deadline_s = None if ask.deadline_s is None else now + ask.deadline_s
+        turn = ActiveTurn(ask, now, deadline_s)
+        try:
+            if self._replay(ask, wall):
+                return
+            if self.draining:
+                raise EngineClosed("the engine is shutting down")
+            if ask.session is None:
+                self.active[ask.turn_id] = turn
+                self._run(turn, None, ask.token_ids or (), now)
+            else:
+                self._join_line(turn, (ask.tenant, ask.session), now)
+        except SessionKVError as error:
+            if ask.turn_id in self.active:
+                self._leave(turn, TurnDropped(ask.turn_id, error), now)
+            else:
+                self.out.append(TurnDropped(ask.turn_id, error))
+
+    def _replay(self, ask: SubmitTurn, wall: float) -> bool:
+        if ask.claim is None:
+            return False
+        known = self._parts.tree.find_key(ask.tenant, ask.claim.key, now=wall)
+        if known is None:
+            return False
+        if known.request_digest != ask.claim.request_digest:
+            raise IdempotencyConflict(
+                "the idempotency key was used for another request", key=ask.claim.key
+            )
+        self.out.append(TurnReplayed(ask.turn_id, known.response_blob))
+        return True
+
+    def _join_line(self, turn: ActiveTurn, head: HeadId, now: float) -> None:
+        self._parts.tree.head(*head)  # SessionNotFound
+        line = self._lines.get(head)
+        if line is None:
+            self._lines[head] = _Line(turn)
+            self.active[turn.ask.turn_id] = turn
+            self._begin(turn, now)
+            return
+        if not turn.ask.queue_when_busy:
+            raise SessionBusy("a turn of this session is running", session=head[1])
+        limit = self._limits.queued_turns_per_session
+        if len(line.waiting) >= limit:
+            raise Overloaded(f"{limit} turns of this session are waiting", queued=limit)
+        line.waiting.append(turn)
+        self.active[turn.ask.turn_id] = turn
+
+    def _begin(self, turn: ActiveTurn, now: float) -> None:
+        """The head is this turn's: run raw ids as they are, have messages rendered."""
+        tree, ask = self._parts.tree, turn.ask
+        head = tree.head(ask.tenant, ask.session or "")
+        turn.base_id = turn.parent_id = head.node_id
+        self._check_kind(head.node_id, raw=ask.token_ids is not None)
+        if ask.token_ids is not None:
+            self._run(turn, head.node_id, ask.token_ids, now)
+            return
+        turn.phase = Phase.RENDERING
+        self.out.append(self._render_request(turn, with_path=head.history == "follow"))
+
+    def _check_kind(self, node_id: int, *, raw: bool) -> None:
+        tree = self._parts.tree
+        record = tree.record(node_id)
+        kind = "raw" if raw else "chat"
+        if tree.num_turns(node_id):
+            if record.kind != kind:
+                raise TurnKind(f"the session has {record.kind} turns; this is a {kind} turn")
+        elif raw and record.num_messages:
+            raise TurnKind("the session has a system prompt or tools; raw turns go without")
+
+    def _render_request(self, turn: ActiveTurn, *, with_path: bool) -> RenderTurn:
+        tree, ask = self._parts.tree, turn.ask
+        head = tree.head(ask.tenant, ask.session or "")
+        path = tree.path(turn.base_id)
+        last = path[-1]
+        texts: tuple[NodeText, ...] = ()
+        if with_path:
+            texts = tuple(
+                NodeText(
+                    node.node_id, node.kind, node.incoming_blob, node.reply_blob,
+                    unpack_tokens(node.token_ids), node.num_incoming_tokens, node.closed,
+                )
+                for node in path
+            )  # fmt: skip
+        return RenderTurn(
+            ask.turn_id, path[0].node_id, path[0].incoming_blob, turn.base_id, len(path) - 1,
+            last.closed, head.history, path[0].created_s, texts,
+        )  # fmt: skip
+
+    def send_path(self, turn_id: int) -> None:
+        """The front needs the whole path to render."""
+        turn = self.active.get(turn_id)
+        if turn is not None and turn.phase is Phase.RENDERING:
+            self.out.append(self._render_request(turn, with_path=True))
+
+    def rendered(self, message: TurnRendered, now: float) -> None:
+        """The front has the ids: run them."""
+        turn = self.active.get(message.turn_id)
+        if turn is None or turn.phase is not Phase.RENDERING:
+            return
+        turn.rendered = message
+        turn.parent_id = message.base_node_id
+        try:
+            self._run(turn, message.base_node_id, message.token_ids, now)
+        except SessionKVError as error:
+            self._leave(turn, TurnDropped(message.turn_id, error), now)
+
+    def refused(self, message: TurnRefused, now: float) -> None:
+        """The front cannot render the messages."""
+        turn = self.active.get(message.turn_id)
+        if turn is not None and turn.phase is Phase.RENDERING:
+            self._leave(turn, TurnDropped(message.turn_id, message.error), now)
+
+    def _run(self, turn: ActiveTurn, parent_id: int | None, delta: object, now: float) -> None:
+        """Hand the whole prompt to the scheduler."""
+        parts, ask = self._parts, turn.ask
+        prompt: list[int] = [] if parent_id is None else parts.tree.tokens_of(parent_id)
+        num_before = len(prompt)
+        prompt += delta  # type: ignore[arg-type]
+        if len(prompt) == num_before and not prompt:
+            raise InvalidRequest("tokens", [], "at least one token")
+        hashes = () if parent_id is None else parts.tree.hashes_of(parent_id)
+        turn.chain = TokenChain(
+            parts.root, parts.kv.block_size, tenant=ask.tenant, token_ids=prompt, hashes=hashes
+        )
+        turn.known_tokens = ask.known_tokens
+        if parent_id is not None:
+            unwritten = parts.tree.record(parent_id).num_unwritten_tokens
+            turn.known_tokens = max(0, num_before - unwritten)
+        turn.sequence = Sequence(
+            ask.turn_id,
+            turn.chain,
+            ask.sampling,
+            stop_token_ids=ask.stop_token_ids,
+            priority=ask.priority,
+            deadline=turn.deadline_s,
+            group=(ask.tenant, ask.session or ""),
+            use_cache=ask.use_cache,
+        )
+        parts.scheduler.add(turn.sequence, now)
+        turn.sequence.accounting.added_at = turn.arrived_s
+        turn.phase = Phase.RUNNING
+
+    def stop_at(self, message: StopAt, now: float) -> None:
+        """A stop string was found."""
+        turn = self.active.get(message.turn_id)
+        if turn is None or turn.phase is not Phase.RUNNING:
+            return
+        event = self._parts.scheduler.cancel_at(message.turn_id, message.num_output_tokens)
+        if event is not None:
+            self._finish(turn, event, now)
+
+    def cancel(self, message: CancelTurn, now: float) -> None:
+        """End a turn early; what is already being committed stays."""
+        turn = self.active.get(message.turn_id)
+        if turn is None or turn.phase is Phase.COMMITTING:
+            return
+        sequence = turn.sequence
+        if message.keep and turn.phase is Phase.JUDGING:
+            return
+        if message.keep and sequence is not None and sequence.num_output_tokens:
+            event = self._parts.scheduler.cancel_at(
+                message.turn_id, sequence.num_output_tokens, FinishReason.CANCELLED
+            )
+            if event is not None:
+                self._finish(turn, event, now)
+            return
+        error = message.error or TurnCancelled("the turn was cancelled")
+        self._leave(turn, TurnDropped(message.turn_id, error), now)
+
+    def verdict(self, message: Verdict, now: float, wall: float) -> None:
+        """The front has said what the log keeps: journal it."""
+        turn = self.active.get(message.turn_id)
+        if turn is None or turn.phase is not Phase.JUDGING:
+            return
+        try:
+            commit = self._commit_of(turn, message, wall)
+        except SessionKVError as error:
+            self._leave(turn, TurnDropped(message.turn_id, error), now)
+            return
+        if commit is None:
+            self._leave(turn, TurnCommitted(message.turn_id), now)
+            return
+        turn.phase = Phase.COMMITTING
+        self._commits.submit(commit)
+
+    def _commit_of(self, turn: ActiveTurn, verdict: Verdict, wall: float) -> PendingCommit | None:
+        """End the sequence and apply the turn to the tree; None when there is nothing to keep."""
+        tree, ask, claim = self._parts.tree, turn.ask, turn.ask.claim
+        key = None
+        if claim is not None:
+            key = KeyRecord(
+                ask.tenant, claim.key, claim.request_digest, verdict.response_blob, wall
+            )
+        new = self._new_node(turn, verdict)
+        done = TurnCommitted(ask.turn_id)
+        if ask.session is not None:
+            change = tree.append_turn(
+                ask.tenant, ask.session, new, base_id=turn.base_id, now=wall,
+                parent_id=turn.parent_id, node_id=turn.node_id, key=key,
+            )  # fmt: skip
+            return PendingCommit(change, done, turn_id=ask.turn_id)
+        if key is not None:
+            change = tree.record_key(key, now=wall)
+            return PendingCommit(change, done, turn_id=ask.turn_id)
+        return None
+
+    def _new_node(self, turn: ActiveTurn, verdict: Verdict) -> NewNode:
+        """The node a finished turn becomes; its sequence ends here.
+
+        ::
+
+            | parent's log | delta | kept output | replacement |
+                                   ^ num_prompt  ^ kept
+            | KV written ............... kept_written |
+        """
+        parts, ask, chain, sequence = self._parts, turn.ask, turn.chain, turn.sequence
+        if chain is None or sequence is None:
+            raise TurnFailed("the turn has no sequence")
+        num_prompt = sequence.num_prompt_tokens
+        kept = num_prompt + verdict.keep_tokens
+        kept_written = min(kept, sequence.num_computed)
+        tail = chain.tail_record(kept_written)
+        parts.scheduler.release(ask.turn_id, kept)
+        turn.sequence = None
+        chain.truncate(kept)
+        chain.extend(verdict.replacement_ids)
+        rendered = turn.rendered
+        num_before = parts.tree.num_tokens(turn.parent_id) if ask.session is not None else 0
+        return NewNode(
+            kind="raw" if ask.token_ids is not None else "chat",
+            token_ids=chain.token_ids[num_before:],
+            num_incoming_tokens=num_prompt - num_before,
+            hashes=chain.hashes,
+            tail_key=tail.key if tail is not None else None,
+            num_messages=(rendered.num_messages if rendered else ask.num_messages) + 1,
+            incoming_blob=rendered.incoming_blob if rendered else ask.incoming_blob,
+            reply_blob=verdict.reply_blob,
+            finish_reason=verdict.finish_reason.value,
+            closed=verdict.closed,
+            sampling_blob=ask.sampling_blob,
+            tokenizer_digest=parts.tokenizer_digest,
+            template_digest=parts.template_digest,
+            num_unwritten_tokens=len(chain) - kept_written,
+        )
+
+    # From the step loop ----------------------------------------------------------------------
+
+    def started(self, seq_id: int) -> None:
+        """The sequence is in a plan for the first time: what it missed can be told now."""
+        turn = self.active.get(seq_id)
+        if turn is not None and turn.miss is None and turn.sequence is not None:
+            turn.miss = explain_miss(turn, self._parts)
+
+    def take_events(self, events: list[SequenceEvent], now: float) -> None:
+        """Pass on what a step sampled, and end what it ended."""
+        sampled = tuple(
+            TurnTokens(
+                event.seq_id,
+                event.num_output_tokens - 1,
+                (event.token.token_id,),
+                (event.token.logprobs,) if event.token.logprobs else (),
+                ends_turn=event.stop_token_id is not None,
+            )
+            for event in events
+            if event.token is not None
+        )
+        if sampled:
+            self.out.append(StepTokens(sampled))
+        for event in events:
+            if event.finish is None and event.error is None:
+                continue
+            turn = self.active[event.seq_id]
+            if event.error is not None:
+                turn.sequence = None
+                self._leave(turn, TurnDropped(event.seq_id, event.error), now)
+            else:
+                self._finish(turn, event, now)
+
+    def _finish(self, turn: ActiveTurn, event: SequenceEvent, now: float) -> None:
+        sequence, tree = turn.sequence, self._parts.tree
+        if sequence is None or event.finish is None:
+            raise TurnFailed("the turn has no sequence")
+        if turn.ask.session is not None:
+            turn.node_id = tree.reserve_node_id()
+        miss = turn.miss or MissReport()
+        cache = replace(sequence.report(), miss=miss)
+        turn.phase = Phase.JUDGING
+        turn.judge_by_s = now + self._limits.verdict_timeout_s
+        turn.finished = TurnFinished(
+            turn.ask.turn_id, event.num_output_tokens, event.finish, event.stop_token_id,
+            turn.node_id, sequence.num_prompt_tokens, cache,
+        )  # fmt: skip
+        self.out.append(turn.finished)
+
+    def durable(self, turn_id: int, now: float) -> None:
+        """The journal has the turn."""
+        turn = self.active.get(turn_id)
+        if turn is not None:
+            self._leave(turn, TurnCommitted(turn_id), now)
+
+    def not_durable(self, turn_id: int, error: SessionKVError, now: float) -> None:
+        """The journal refused the turn; the tree has taken it back."""
+        turn = self.active.get(turn_id)
+        if turn is not None:
+            self._leave(turn, TurnDropped(turn_id, error), now)
+
+    def tick(self, now: float) -> None:
+        """End what has run out of time."""
+        late = [
+            turn
+            for turn in self.active.values()
+            if turn.deadline_s is not None
+            and turn.deadline_s <= now
+            and turn.phase not in (Phase.JUDGING, Phase.COMMITTING)
+        ]
+        for turn in late:
+            asked = turn.ask.deadline_s
+            error = DeadlineExceeded(f"the turn did not end within {asked} s", deadline_s=asked)
+            self._leave(turn, TurnDropped(turn.ask.turn_id, error), now)
+        for turn in [t for t in self.active.values() if t.phase is Phase.JUDGING]:
+            if turn.judge_by_s <= now:
+                unjudged = TurnFailed("the text of the reply was not ready in time")
+                self._leave(turn, TurnDropped(turn.ask.turn_id, unjudged), now)
+
+    def next_wake(self) -> float | None:
+        """Earliest time at which :meth:`tick` may end something. O(active turns)."""
+        times = [t.judge_by_s for t in self.active.values() if t.phase is Phase.JUDGING]
+        times += [t.deadline_s for t in self.active.values() if t.deadline_s is not None]
+        return min(times, default=None)
+
+    def drop_session(self, head: HeadId, error: SessionKVError, now: float) -> None:
+        """End the running turn of a session and those in line, but not what is being committed."""
+        line = self._lines.get(head)
+        if line is None:
+            return
+        for turn in (*line.waiting, line.running):
+            if turn.phase is not Phase.COMMITTING:
+                self._leave(turn, TurnDropped(turn.ask.turn_id, error), now)
+
+    def drop_all(self, error: SessionKVError, now: float) -> None:
+        """End every turn that is not being committed."""
+        for turn in list(self.active.values()):
+            if turn.phase is not Phase.COMMITTING and turn.ask.turn_id in self.active:
+                self._leave(turn, TurnDropped(turn.ask.turn_id, error), now)
+
+    # The one way out -------------------------------------------------------------------------
+
+    def _leave(self, turn: ActiveTurn, answer: TurnCommitted | TurnDropped, now: float) -> None:
+        if self.active.pop(turn.ask.turn_id, None) is None:
+            return
+        if turn.sequence is not None:
+            self._parts.scheduler.cancel(turn.ask.turn_id)
+            turn.sequence = None
+        self.out.append(answer)
+        self._count(turn, answer, now)
+        head = turn.head
+        line = self._lines.get(head) if head is not None else None
+        if line is None or head is None:
+            return
+        if line.running is not turn:
+            line.waiting.remove(turn)
+            return
+        if isinstance(answer, TurnCommitted) and turn.finished is not None:
+            self.last_cache[head] = turn.finished.cache
+        del self._lines[head]
+        self._next_in_line(line, head, now)
+
+    def _next_in_line(self, line: _Line, head: HeadId, now: float) -> None:
+        while line.waiting:
+            turn = line.waiting.popleft()
+            self._lines[head] = _Line(turn, line.waiting)
+            try:
+                self._begin(turn, now)
+            except SessionKVError as error:
+                del self._lines[head]
+                del self.active[turn.ask.turn_id]
+                self.out.append(TurnDropped(turn.ask.turn_id, error))
+                continue
+            return
+
+    def _count(self, turn: ActiveTurn, answer: TurnCommitted | TurnDropped, now: float) -> None:
+        metrics = self._parts.metrics
+        if isinstance(answer, TurnCommitted) and turn.finished is not None:
+            metrics.turn_finished(turn.finished, now - turn.arrived_s)
+        elif isinstance(answer, TurnDropped):
+            metrics.turn_dropped(answer.error.code)
