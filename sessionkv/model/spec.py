@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sessionkv.errors import ModelBroken, ModelUnsupported
+from sessionkv.types import KVGeometry
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -95,12 +96,25 @@ class ModelSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
-    def num_parameters(self) -> int:
-        """Number of weights, tied ones counted once, biases and norms left out."""
+    def cpu_weights_bytes(self) -> int:
+        """Memory of the matrices as the CPU decoder holds them, known before they are loaded.
+
+        fp32; the output projection is a copy of its own, in its own layout, also where it is tied.
+        """
         attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
         layer = attention + 3 * self.hidden_size * self.intermediate_size
-        embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
-        return self.num_layers * layer + embeddings
+        return 4 * (self.num_layers * layer + 2 * self.vocab_size * self.hidden_size)
+
+    def kv_geometry(self, block_size: int) -> KVGeometry:
+        """Shape of a block's KV in fp32."""
+        return KVGeometry(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=block_size,
+            dtype="float32",
+            element_bytes=4,
+        )
 
 
 def load_spec(folder: Path) -> ModelSpec:

@@ -51,27 +51,6 @@ class LayerWeights:
     down_bias: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """All weights of a model; ``output`` is the very tensor ``embedding`` where they are tied."""
-
-    embedding: Tensor
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
-    output: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all tensors, a shared one counted once."""
-        tensors = [self.embedding, self.final_norm]
-        if self.output is not self.embedding:
-            tensors.append(self.output)
-        for layer in self.layers:
-            values = (getattr(layer, name) for name in LayerWeights.__slots__)
-            tensors += [value for value in values if value is not None]
-        return sum(tensor.nbytes for tensor in tensors)
-
-
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor the decoder needs."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
@@ -124,72 +103,81 @@ def check_weights(folder: Path, spec: ModelSpec) -> dict[str, TensorEntry]:
     return found
 
 
-def load_weights(folder: Path, spec: ModelSpec) -> DecoderWeights:
-    """Load all weights as fp32 on the CPU.
+class WeightFiles:
+    """The weights of a folder, read part by part, so that no more than one part is held twice.
 
     Rotated dimensions are re-ordered for :mod:`sessionkv.model.rope`: dimension i and its partner
     i + head_dim / 2 become neighbours, in queries and keys alike, which no dot product notices.
-
-    Raises:
-        ModelBroken: Naming the file or tensor.
+    Every tensor given out is new, fp32 and independent of the files.
     """
-    source = _Source(check_weights(folder, spec))
-    embedding = source.load("model.embed_tokens.weight")
-    output = embedding if spec.tied_embeddings else source.load("lm_head.weight")
-    layers = tuple(_load_layer(source, spec, index) for index in range(spec.num_layers))
-    return DecoderWeights(embedding, layers, source.load("model.norm.weight"), output)
 
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        """Check the folder and open nothing yet.
 
-def _load_layer(source: _Source, spec: ModelSpec, index: int) -> LayerWeights:
-    layer = f"model.layers.{index}"
-    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-
-    def qkv(kind: str) -> Tensor:
-        parts = [source.load(f"{attention}.{p}_proj.{kind}") for p in ("q", "k", "v")]
-        return torch.cat([_pair(parts[0], spec), _pair(parts[1], spec), parts[2]])
-
-    def gate_up(kind: str) -> Tensor:
-        return torch.cat([source.load(f"{mlp}.{p}_proj.{kind}") for p in ("gate", "up")])
-
-    return LayerWeights(
-        input_norm=source.load(f"{layer}.input_layernorm.weight"),
-        qkv=qkv("weight"),
-        qkv_bias=qkv("bias") if spec.qkv_bias else None,
-        q_norm=_pair(source.load(f"{attention}.q_norm.weight"), spec) if spec.qk_norm else None,
-        k_norm=_pair(source.load(f"{attention}.k_norm.weight"), spec) if spec.qk_norm else None,
-        o=source.load(f"{attention}.o_proj.weight"),
-        o_bias=source.load(f"{attention}.o_proj.bias") if spec.o_bias else None,
-        post_norm=source.load(f"{layer}.post_attention_layernorm.weight"),
-        gate_up=gate_up("weight"),
-        gate_up_bias=gate_up("bias") if spec.mlp_bias else None,
-        down=source.load(f"{mlp}.down_proj.weight"),
-        down_bias=source.load(f"{mlp}.down_proj.bias") if spec.mlp_bias else None,
-    )
-
-
-def _pair(tensor: Tensor, spec: ModelSpec) -> Tensor:
-    """Within each head, order rows 0, half, 1, half + 1, ...; ``[heads * head_dim, ...]``."""
-    heads = tensor.reshape(-1, 2, spec.head_dim // 2, *tensor.shape[1:])
-    return heads.transpose(1, 2).reshape(tensor.shape)
-
-
-class _Source:
-    """Tensors of mapped files, converted to fp32 as they are asked for."""
-
-    def __init__(self, entries: dict[str, TensorEntry]) -> None:
-        self._entries = entries
+        Raises:
+            ModelBroken: Naming the file or tensor.
+        """
+        self._spec = spec
+        self._entries = check_weights(folder, spec)
         self._maps: dict[Path, mmap.mmap] = {}
 
-    def load(self, name: str) -> Tensor:
-        """A new fp32 tensor, independent of the file."""
+    def embedding(self) -> Tensor:
+        """``[vocab_size, hidden]``."""
+        return self._load("model.embed_tokens.weight")
+
+    def final_norm(self) -> Tensor:
+        """``[hidden]``."""
+        return self._load("model.norm.weight")
+
+    def output(self) -> Tensor | None:
+        """``[vocab_size, hidden]``, or None where it is the embedding."""
+        return None if self._spec.tied_embeddings else self._load("lm_head.weight")
+
+    def layer(self, index: int) -> LayerWeights:
+        """All weights of one layer."""
+        spec = self._spec
+        layer = f"model.layers.{index}"
+        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+
+        def qkv(kind: str) -> Tensor:
+            q, k, v = (self._load(f"{attention}.{name}_proj.{kind}") for name in "qkv")
+            return torch.cat([_pair(q, spec), _pair(k, spec), v])
+
+        def gate_up(kind: str) -> Tensor:
+            return torch.cat([self._load(f"{mlp}.{name}_proj.{kind}") for name in ("gate", "up")])
+
+        return LayerWeights(
+            input_norm=self._load(f"{layer}.input_layernorm.weight"),
+            qkv=qkv("weight"),
+            qkv_bias=qkv("bias") if spec.qkv_bias else None,
+            q_norm=_pair(self._load(f"{attention}.q_norm.weight"), spec) if spec.qk_norm else None,
+            k_norm=_pair(self._load(f"{attention}.k_norm.weight"), spec) if spec.qk_norm else None,
+            o=self._load(f"{attention}.o_proj.weight"),
+            o_bias=self._load(f"{attention}.o_proj.bias") if spec.o_bias else None,
+            post_norm=self._load(f"{layer}.post_attention_layernorm.weight"),
+            gate_up=gate_up("weight"),
+            gate_up_bias=gate_up("bias") if spec.mlp_bias else None,
+            down=self._load(f"{mlp}.down_proj.weight"),
+            down_bias=self._load(f"{mlp}.down_proj.bias") if spec.mlp_bias else None,
+        )
+
+    def _load(self, name: str) -> Tensor:
         entry = self._entries[name]
         if entry.path not in self._maps:
             with entry.path.open("rb") as file:
                 # Copy-on-write, as torch wants writable memory; nothing is written.
                 self._maps[entry.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         dtype = _DTYPES[entry.dtype]
-        count = entry.nbytes // dtype.itemsize
         flat = torch.frombuffer(
-            self._maps[entry.path], dtype=dtype, count=count, offset=entry.offset
+            self._maps[entry.path],
+            dtype=dtype,
+            count=entry.nbytes // dtype.itemsize,
+            offset=entry.offset,
         )
         return flat.reshape(entry.shape).to(torch.float32, copy=True)
+
+
+def _pair(tensor: Tensor, spec: ModelSpec) -> Tensor:
+    """Within each head, order rows 0, half, 1, half + 1, ...; ``[heads * head_dim, ...]``."""
+    heads = tensor.reshape(-1, 2, spec.head_dim // 2, *tensor.shape[1:])
+    return heads.transpose(1, 2).reshape(tensor.shape)

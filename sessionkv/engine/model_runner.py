@@ -1,0 +1,244 @@
+"""Carries out step plans with a real model on the CPU.
+
+Owns the pool of blocks, the decoder, and for each running sequence its block table, its mirror and
+its sampling state. The pool is the truth: every token's KV is in its slot before anything reads
+it, and movers copy extents straight from it. Used by the step loop's thread; only
+:meth:`ModelRunner.block_view` bytes are touched by movers, under leases that keep plans away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from sessionkv.errors import ConfigError, SessionKVError
+from sessionkv.kernels.paged_kv import copy_slots
+from sessionkv.model.attention import AttentionBatch, make_segment
+from sessionkv.model.decoder import Decoder
+from sessionkv.model.mirror import Mirror, MirrorPool
+from sessionkv.model.prepare import PreparedModel
+from sessionkv.model.sampling import SamplerState, sample
+from sessionkv.model.spec import ModelSpec
+from sessionkv.model.weights import WeightFiles
+from sessionkv.types import SampledToken, SequenceStart, SequenceStep, StepOutput, StepPlan
+
+NUMERICS = "cpu fp32 1"
+"""Names the arithmetic; to be changed whenever the same weights give other KV bytes."""
+
+_NOT_FINITE = "the model's output is not a finite number"
+
+
+class _Sequence:
+    """What the runner keeps of one running sequence."""
+
+    __slots__ = ("block_table", "mirror", "sampler")
+
+    def __init__(self, table: list[int], mirror: Mirror | None, sampler: SamplerState) -> None:
+        self.block_table = table
+        self.mirror = mirror
+        self.sampler = sampler
+
+
+class ModelRunner:
+    """A :class:`~sessionkv.engine.runner.Runner` over a prepared model, fp32 on the CPU."""
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
+        threads: int | None,
+        mirror_bytes: int,
+    ) -> None:
+        """Load the weights and reserve the pool (its memory is taken as blocks are written).
+
+        Args:
+            prepared: Model folder, checked.
+            block_size: Tokens a block.
+            num_blocks: Blocks of the pool.
+            max_model_len: Most positions of one sequence, at most the model's own.
+            threads: Compute threads of this process; None leaves torch's choice.
+            mirror_bytes: Most memory for contiguous copies of running sequences.
+
+        Raises:
+            ModelBroken: A file is missing or damaged.
+            ConfigError: The maximum length is beyond the model's.
+        """
+        spec = prepared.spec
+        if max_model_len > spec.max_model_len:
+            raise ConfigError("max_model_len", max_model_len, f"at most {spec.max_model_len}")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.geometry = spec.kv_geometry(block_size)
+        self.num_blocks = num_blocks
+        self.vocab_size = spec.vocab_size
+        self.max_model_len = max_model_len
+        self.fingerprint = kv_fingerprint(spec, prepared.fingerprint)
+        files = WeightFiles(prepared.folder, spec)
+        self._decoder = Decoder(spec, files, max_model_len=max_model_len)
+        self.weights_bytes = self._decoder.nbytes
+        self._memory = memoryview(_reserve(num_blocks * self.geometry.block_bytes))
+        self._pool: Tensor = torch.frombuffer(self._memory, dtype=torch.float32).view(
+            num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim
+        )
+        self._mirrors = MirrorPool(
+            num_layers=spec.num_layers,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            max_tokens=max_model_len,
+            budget_bytes=mirror_bytes,
+        )
+        self._windows = tuple(dict.fromkeys(spec.windows))
+        self._sequences: dict[int, _Sequence] = {}
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory of the pool, and of the mirrors as they are now."""
+        return len(self._memory) + self._mirrors.used_bytes
+
+    def block_view(self, block_id: int) -> memoryview:
+        """Writable bytes of one block's extent; see :class:`~sessionkv.engine.runner.Runner`."""
+        size = self.geometry.block_bytes
+        return self._memory[block_id * size : (block_id + 1) * size]
+
+    def close(self) -> None:
+        """Let go of the model and the pool; the pool's memory goes with the last block view."""
+        self._sequences.clear()
+        del self._decoder, self._pool, self._memory
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepOutput:
+        """Carry out one plan; see :class:`~sessionkv.engine.runner.Runner`."""
+        for seq_id in plan.ends:
+            self._end(seq_id)
+        for copy in plan.copies:
+            copy_slots(self._pool, src=copy.src, dst=copy.dst, num_tokens=copy.num_tokens)
+        for start in plan.starts:
+            self._start(start)
+        if not plan.steps:
+            return StepOutput(plan.step_id)
+        token_ids = [token for step in plan.steps for token in step.token_ids]
+        batch = self._batch(plan.steps)
+        hidden = self._decoder.forward(
+            torch.tensor(token_ids, dtype=torch.int64), pool=self._pool, batch=batch
+        )
+        for segment in batch.segments:
+            if segment.mirror is not None:
+                segment.mirror.num_tokens = segment.end
+        return self._finish(plan, hidden)
+
+    def _start(self, start: SequenceStart) -> None:
+        if start.seq_id in self._sequences:
+            raise SessionKVError(f"sequence {start.seq_id} is in the batch already")
+        sampler = SamplerState(
+            start.sampling,
+            token_ids=start.token_ids,
+            num_prompt_tokens=start.num_prompt_tokens,
+            stop_token_ids=start.stop_token_ids,
+            vocab_size=self.vocab_size,
+        )
+        mirror = self._mirrors.create(len(start.token_ids) + 1)
+        self._sequences[start.seq_id] = _Sequence(list(start.block_ids), mirror, sampler)
+
+    def _end(self, seq_id: int) -> None:
+        """Forget a sequence; one whose start failed is not known, which is fine."""
+        sequence = self._sequences.pop(seq_id, None)
+        if sequence is not None and sequence.mirror is not None:
+            self._mirrors.release(sequence.mirror)
+
+    def _batch(self, steps: Sequence[SequenceStep]) -> AttentionBatch:
+        """Slots of all new tokens, and each sequence's part, with room in its mirror."""
+        block_size = self.geometry.block_size
+        positions: list[int] = []
+        block_ids: list[int] = []
+        segments = []
+        for step in steps:
+            sequence = self._sequences[step.seq_id]
+            sequence.block_table.extend(step.new_block_ids)
+            table, end = sequence.block_table, step.start + len(step.token_ids)
+            if sequence.mirror is not None and not self._mirrors.grow(sequence.mirror, end):
+                self._mirrors.release(sequence.mirror)
+                sequence.mirror = None
+            segments.append(
+                make_segment(
+                    row=len(positions),
+                    num_rows=end - step.start,
+                    start=step.start,
+                    block_table=table,
+                    mirror=sequence.mirror,
+                    block_size=block_size,
+                    windows=self._windows,
+                )
+            )
+            positions.extend(range(step.start, end))
+            block_ids.extend(table[p // block_size] for p in range(step.start, end))
+        at = torch.tensor(positions, dtype=torch.int64)
+        return AttentionBatch(
+            positions=at,
+            block_ids=torch.tensor(block_ids, dtype=torch.int64),
+            slots=at % block_size,
+            segments=segments,
+        )
+
+    def _finish(self, plan: StepPlan, hidden: Tensor) -> StepOutput:
+        """Find sequences whose result is unusable, sample for the others that ask for it."""
+        failed: dict[int, str] = {}
+        finite = hidden.sum(1).isfinite()  # a bad number anywhere in a row makes its sum bad
+        all_finite = bool(finite.all())
+        sampling: list[tuple[int, int]] = []
+        row = 0
+        for step in plan.steps:
+            end = row + len(step.token_ids)
+            if not all_finite and not bool(finite[row:end].all()):
+                failed[step.seq_id] = _NOT_FINITE
+            elif step.sample:
+                sampling.append((step.seq_id, end - 1))
+            row = end
+        sampled = self._sample(sampling, hidden, failed) if sampling else {}
+        return StepOutput(plan.step_id, sampled, failed)
+
+    def _sample(
+        self, sampling: list[tuple[int, int]], hidden: Tensor, failed: dict[int, str]
+    ) -> dict[int, SampledToken]:
+        """One token for each ``(seq_id, row)``; rows with bad logits are added to ``failed``."""
+        rows = torch.tensor([row for _, row in sampling], dtype=torch.int64)
+        logits = self._decoder.logits(hidden[rows])
+        largest = logits.max(dim=1)
+        finite, best = largest.values.isfinite().tolist(), largest.indices.tolist()
+        sampled: dict[int, SampledToken] = {}
+        for index, (seq_id, _) in enumerate(sampling):
+            if not finite[index]:
+                failed[seq_id] = _NOT_FINITE
+                continue
+            sampler = self._sequences[seq_id].sampler
+            if sampler.is_plain_greedy:
+                token = SampledToken(best[index])
+            else:
+                token = sample(logits[index], sampler)
+            sampler.append(token.token_id)
+            sampled[seq_id] = token
+        return sampled
+
+
+def kv_fingerprint(spec: ModelSpec, weights_fingerprint: str) -> str:
+    """Digest of everything of a model that changes KV bytes: weights, settings, arithmetic."""
+    settings = asdict(spec)
+    del settings["max_model_len"]  # a limit, which no number depends on
+    text = json.dumps([weights_fingerprint, NUMERICS, settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _reserve(num_bytes: int) -> mmap.mmap:
+    """Zeroed page-aligned memory, taken from the system page by page as it is written."""
+    memory = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
