@@ -11,7 +11,7 @@ import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sessionkv.cache.identity import KVIdentity
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree import TurnTree
-from sessionkv.config import EngineConfig, user_cache_dir
+from sessionkv.config import CacheConfig, EngineConfig, user_cache_dir
 from sessionkv.engine.checksum_runner import ChecksumRunner, checksum_geometry
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.metrics import Metrics
@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 CHECKSUM_MODEL = "checksum"
 CHECKSUM_MAX_LEN = 131_072
+CHECKSUM_BLOCKS = 16_384
 
 ProgressSink = Callable[[dict[str, Any]], None]
 
@@ -160,7 +161,7 @@ def _load_runner(
         text_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sessionkv-text-")))
         write_byte_text(text_dir, max_model_len=CHECKSUM_MAX_LEN)
         memory = plan_memory(
-            config.cache,
+            _small(config.cache),
             checksum_geometry(config.cache.block_size),
             model_max_len=CHECKSUM_MAX_LEN,
             asked_max_len=config.max_model_len,
@@ -205,6 +206,17 @@ def _load_runner(
     )
     progress({"stage": "load", "done": 1, "total": 1, "unit": "steps"})
     return prepared.text_dir, memory, runner
+
+
+def _small(cache: CacheConfig) -> CacheConfig:
+    """Cells are tiny: shares of this machine's memory would be millions of blocks."""
+    block_bytes = checksum_geometry(cache.block_size).block_bytes
+    device, host = cache.device_blocks, cache.host_bytes
+    if device is None and cache.device_bytes is None:
+        device = CHECKSUM_BLOCKS
+    if host is None:
+        host = CHECKSUM_BLOCKS * block_bytes
+    return replace(cache, device_blocks=device, host_bytes=host)
 
 
 def _store_path(config: EngineConfig, stack: ExitStack) -> Path:

@@ -82,6 +82,7 @@ class Core:
         self._drain_until: float | None = None
         self._computing = False
         self._moves: dict[int, Transfer] = {}
+        self._used = False
 
     def run(self) -> None:
         """Loop until drained; answers every turn before it returns."""
@@ -107,6 +108,7 @@ class Core:
         self._computing = plan is not None
         if plan is None:
             return
+        self._used = True
         for start in plan.starts:
             self._turns.started(start.seq_id)
         began = self._clock()
@@ -248,11 +250,12 @@ class Core:
         line = self._parts.metrics.log_line(now)
         if line is not None:
             _log.info(line)
-        if not self._turns.active:
+        if self._used and not self._turns.active and not self._moves:
             self._check_books()
 
     def _check_books(self) -> None:
-        """An idle engine's books must balance; a mismatch is logged and counted, not fatal."""
+        """Once after each busy time: a mismatch is logged and counted, not fatal."""
+        self._used = False
         try:
             self._parts.kv.check()
         except InvariantBroken as failure:
