@@ -3,7 +3,7 @@
 One LMDB environment with three databases beside ``meta``:
 
     entries    block key -> slot, place in the order, parent, token ids, under a checksum
-    children   parent -> keys of the blocks after it (sorted duplicates)
+    children   parent -> class and key of the blocks after it (sorted duplicates)
     order      (class, stamp, height, slot) -> key, ascending from the first to go
 
 ``class`` is 0 for partial blocks, which go first, and 1 for full ones. A stamp is taken from a
@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _ENTRY = struct.Struct("<IQI32s")
-_ROW = struct.Struct(">BQII")
+_ROW = struct.Struct(">QII")
+_PARTIAL, _FULL = b"\x00", b"\x01"
 _SEAL_BYTES = 8
 # Most children of one block that are looked at, for a partial match or for the order.
 MAX_CHILDREN = 1024
@@ -139,13 +140,21 @@ class BlockIndex:
             if entry is not None:
                 yield entry
 
-    def children(self, txn: lmdb.Transaction, parent: bytes) -> Iterator[Entry]:
-        """Blocks after ``parent``, by key, at most :data:`MAX_CHILDREN`."""
+    def children(
+        self, txn: lmdb.Transaction, parent: bytes, *, full: bool | None = None
+    ) -> Iterator[Entry]:
+        """Blocks after ``parent``, partial ones first, at most :data:`MAX_CHILDREN`.
+
+        ``full`` leaves only full ones, or only partial ones.
+        """
         cursor = txn.cursor(self._children)
-        if not cursor.set_key(parent):
+        first = _FULL if full else _PARTIAL
+        if not cursor.set_range_dup(parent, first):
             return
-        for key in islice(cursor.iternext_dup(), MAX_CHILDREN):
-            entry = self.get(txn, bytes(key))
+        for value in islice(cursor.iternext_dup(), MAX_CHILDREN):
+            if full is False and value[:1] != _PARTIAL:
+                return
+            entry = self.get(txn, bytes(value[1:]))
             if entry is not None and entry.parent == parent:
                 yield entry
 
@@ -154,14 +163,14 @@ class BlockIndex:
         self._stamp += 1
         entry = replace(entry, stamp=self._stamp, height=0)
         txn.put(entry.key, _sealed(entry), db=self._entries)
-        txn.put(entry.parent, entry.key, db=self._children)
+        txn.put(entry.parent, self._class(entry) + entry.key, db=self._children)
         txn.put(self._row(entry), entry.key, db=self._order)
 
     def remove(self, txn: lmdb.Transaction, key: bytes) -> Entry | None:
         """Forget a block; what was known of it, None when nothing was."""
         entry = self.get(txn, key)
         if entry is not None:
-            txn.delete(entry.parent, key, db=self._children)
+            txn.delete(entry.parent, self._class(entry) + key, db=self._children)
             txn.delete(self._row(entry), db=self._order)
         txn.delete(key, db=self._entries)
         return entry
@@ -205,7 +214,8 @@ class BlockIndex:
         """Move a block whose children were used later behind them; False when there is no such."""
         path = [entry]
         while True:
-            newest = max(self.children(txn, path[-1].key), key=self._row, default=None)
+            later = self.children(txn, path[-1].key, full=True)
+            newest = max(later, key=self._row, default=None)
             # Ranks rise along the path, so it ends.
             if newest is None or self._row(newest) <= self._row(path[-1]):
                 break
@@ -221,9 +231,11 @@ class BlockIndex:
         txn.put(self._row(moved), entry.key, db=self._order)
         txn.put(entry.key, _sealed(moved), db=self._entries)
 
+    def _class(self, entry: Entry) -> bytes:
+        return _FULL if len(entry.tokens) == self._full_bytes else _PARTIAL
+
     def _row(self, entry: Entry) -> bytes:
-        is_full = len(entry.tokens) == self._full_bytes
-        return _ROW.pack(is_full, entry.stamp, entry.height, entry.slot)
+        return self._class(entry) + _ROW.pack(entry.stamp, entry.height, entry.slot)
 
 
 def _sealed(entry: Entry) -> bytes:

@@ -327,7 +327,7 @@ class BlockStore:
         dropped: list[Entry] = []
         for record, slot in stored:
             tokens = token_bytes(record.token_ids)
-            for child in list(self._index.children(txn, record.parent)):
+            for child in list(self._index.children(txn, record.parent, full=False)):
                 if len(child.tokens) < len(tokens) and tokens.startswith(child.tokens):
                     self._index.remove(txn, child.key)
                     dropped.append(child)
