@@ -44,7 +44,7 @@ class Retention:
         Returns:
             0 unretained, 1 retained, 2 pinned in ``tier``.
         """
-        # Asked for every block at the cold end: an enum as a dict key would cost more than all this.
+        # Asked for each block at the cold end: an enum as a dict key would cost more than this.
         if tier is _DEVICE:
             pins = self._on_device
         else:

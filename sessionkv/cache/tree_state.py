@@ -213,12 +213,14 @@ class Transaction:
         self.ops: list[JournalOp] = []
         self.undo: list[JournalOp] = []
         self.nodes: dict[int, Node] = {}
-        self._freed: list[BlockHash] = []
+        self._tails: list[BlockHash] = []
+        self._blocks: list[BlockHash] = []
 
     def do(self, op: JournalOp) -> None:
         """Add and apply one operation."""
         self.ops.append(op)
-        self.undo.append(self._state.apply(op, self.nodes, self._freed))
+        freed = self._blocks if isinstance(op, DeleteNode) else self._tails
+        self.undo.append(self._state.apply(op, self.nodes, freed))
 
     def add_node(self, node: Node) -> None:
         """Add a node with what is derived from it."""
@@ -237,9 +239,11 @@ class Transaction:
         return tuple(op.node_id for op in self.ops if isinstance(op, DeleteNode))
 
     def freed_keys(self) -> tuple[BlockHash, ...]:
-        """Keys whose last owner went in this change."""
+        """Keys that nobody owns now and that are to be dropped; see :class:`Change`."""
         owners = self._state.retention.owners
-        return tuple(key for key in dict.fromkeys(self._freed) if not owners(key))
+        deletes = any(isinstance(op, DeleteHead) for op in self.ops)
+        keys = dict.fromkeys(self._tails + self._blocks if deletes else self._tails)
+        return tuple(key for key in keys if not owners(key))
 
 
 def _pin_tier(head: HeadRecord | None) -> Tier | None:

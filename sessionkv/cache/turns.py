@@ -179,8 +179,10 @@ class Change:
         head: The head concerned as it now is; None when it was deleted or none is concerned.
         node_id: The node that was added, None if none was.
         freed_node_ids: Nodes that nothing reaches any more, children before parents.
-        freed_keys: Block keys that no node owns any more; to be dropped in every tier, at once or
-            when their last lease ends.
+        freed_keys: Block keys to be dropped in every tier, at once or when their last lease ends.
+            Of a deleted head everything that no node owns any more, else only tails: full blocks
+            that a rewind or an edit lets go stay as cold cache, so that the same turn asked again
+            finds them, and are no longer retained.
         serial: For :meth:`TurnTree.revert`: changes are taken back last first.
         previous: Serial of the change before.
         undo: Inverse of ``ops``, in the order to apply.

@@ -41,8 +41,13 @@ def tail_key(token_ids: Sequence[int]) -> BlockHash | None:
     return _digest("tail", written) if len(written) % B else None
 
 
+def is_tail(key: BlockHash) -> bool:
+    return key.startswith(b"tail")
+
+
 def _digest(kind: str, token_ids: Sequence[int]) -> BlockHash:
-    return BlockHash(hashlib.sha256(f"{kind}{list(token_ids)}".encode()).digest())
+    digest = hashlib.sha256(f"{kind}{list(token_ids)}".encode()).digest()
+    return BlockHash(kind.encode() + digest[len(kind) :])
 
 
 def new_turn(history: Sequence[int], delta: Sequence[int], kind: str = "chat") -> NewNode:
