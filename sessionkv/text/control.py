@@ -25,13 +25,18 @@ class ControlMarks:
         self._texts = [_ESCAPE, *known]
         self._marks = {text: _ESCAPE + chr(_FIRST + i) for i, text in enumerate(self._texts)}
         self._spelled = re.compile("|".join(map(re.escape, self._texts)))
-        self._marked = re.compile(f"{_ESCAPE}(.)", re.DOTALL)
+        last = chr(_FIRST + len(known))
+        self._marked = re.compile(f"{_ESCAPE}([{chr(_FIRST)}-{last}])")
         self._endings = tuple(known)
         self._real = re.compile("|".join(map(re.escape, known)) or r"(?!)")
 
     def mark(self, text: str) -> str:
         """Replace spelled control tokens by marks."""
         return self._spelled.sub(lambda match: self._marks[match[0]], text)
+
+    def escape(self, text: str) -> str:
+        """Raw text in which control tokens are real as they are spelled."""
+        return text.replace(_ESCAPE, self._marks[_ESCAPE])
 
     def mark_value(self, value: Any) -> Any:
         """As :meth:`mark` for every string in a plain value, keys included."""

@@ -88,7 +88,7 @@ class TextModel:
         self.vocab_size = facts.vocab_size
         self.eos_ids = frozenset(facts.eos_token_ids)
         self._vocabulary = Vocabulary(tokenizer)
-        marks = ControlMarks(self._vocabulary.control)
+        self._marks = marks = ControlMarks(self._vocabulary.control)
         self._control_spelling = {i: spelling for spelling, i in self._vocabulary.control.items()}
         self.encoder = Encoder(tokenizer, self._vocabulary, marks)
         self.speller = Speller(self._vocabulary, marks)
@@ -135,7 +135,7 @@ class TextModel:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest("prompt", text, "text without lone surrogates") from None
-        ids = self.encoder.encode(text)
+        ids = self.encoder.encode(self._marks.escape(text))
         bos = self.facts.bos_token_id
         if self.facts.add_bos and bos is not None and ids[:1] != (bos,):
             return (bos, *ids)

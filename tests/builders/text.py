@@ -156,6 +156,15 @@ def last_user_system() -> TextModel:
     return build(byte_fallback(prefix=True), LAST_USER_SYSTEM, bos="<s>", eos=("</s>",))
 
 
+@functools.cache
+def smollm2() -> TextModel:
+    """The default model's own; for tests marked ``model``."""
+    from sessionkv.config import DEFAULT_MODEL, user_cache_dir
+    from sessionkv.model.prepare import prepare_model
+
+    return TextModel.load(prepare_model(DEFAULT_MODEL, cache_dir=user_cache_dir()).text_dir)
+
+
 ALL = {
     "chatml": chatml,
     "chatml_words": chatml_words,

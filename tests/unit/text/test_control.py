@@ -24,6 +24,17 @@ def test_the_escape_character_itself_survives():
     assert MARKS.unmark(MARKS.mark(text))[0] == text
 
 
+def test_escaped_text_keeps_its_control_tokens_real():
+    text = "\U0010fffd\U00100001<s>"
+    assert MARKS.unmark(MARKS.escape(text)) == (text, [(0, 1)])
+    assert MARKS.first(MARKS.escape("<s>")) == "<s>"
+
+
+def test_half_a_mark_is_left_as_it_is():
+    assert MARKS.unmark("a\U0010fffd") == ("a\U0010fffd", [])
+    assert MARKS.unmark("\U0010fffdb") == ("\U0010fffdb", [])
+
+
 def test_values_are_marked_in_depth_keys_included():
     value = {"<s>": ["<s>", 1, None, {"k": "<s>"}], "n": 2.5}
     mark = MARKS.mark("<s>")

@@ -39,7 +39,10 @@ def test_how_tool_arguments_are_taken(template, maps):
 
 
 def test_content_may_be_absent_where_the_template_can_tell():
-    kinder = "{% for m in messages %}{% if m.content is not none %}{{ m.content }}{% endif %}{% endfor %}"
+    kinder = (
+        "{% for m in messages %}{% if m.content is not none %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
     printing = "{% for m in messages %}{{ m.content }}{% endfor %}"
     adding = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     assert [habits(t).null_content for t in (kinder, printing, adding)] == [True, False, False]

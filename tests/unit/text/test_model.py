@@ -175,6 +175,12 @@ def test_model_without_a_template_takes_prompts_only():
         text.delta(root(text), built.read("x"), first=True, closed=False)
 
 
+def test_prompt_may_hold_any_character():
+    prompt = "a\U0010fffd\U00100001<|im_end|>"
+    ids = built.chatml().encode_prompt(prompt)
+    assert ids == (*"a\U0010fffd\U00100001".encode(), IM_END)
+
+
 def test_prompt_with_a_lone_surrogate_is_refused():
     with pytest.raises(InvalidRequest, match="surrogate"):
         built.chatml().encode_prompt("a\ud83d")
