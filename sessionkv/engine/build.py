@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sessionkv.cache.attach import attach_loaded
 from sessionkv.cache.identity import KVIdentity
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.retention import Retention
@@ -116,6 +117,7 @@ def _build(
     journal = Journal(directory)
     state = journal.load()
     tree = TurnTree.load(state, config.limits, retention, block_size=geometry.block_size)
+    attach_loaded(tree, root, geometry.block_size)
     blocks = None
     if memory.disk_bytes > 0 and config.cache.prefix_cache:
         blocks = BlockStore(directory, root, geometry, cap_bytes=memory.disk_bytes, gates=gates)

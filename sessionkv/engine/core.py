@@ -131,7 +131,12 @@ class Core:
     def _observe(self, plan: StepPlan, elapsed_s: float) -> None:
         self._parts.metrics.step(plan, elapsed_s)
         if all(not step.sample or len(step.token_ids) > 1 for step in plan.steps):
-            self._parts.planner.observe_prefill(plan.num_tokens, elapsed_s)
+            positions = sum(
+                len(step.token_ids) * (step.start + len(step.token_ids) / 2) for step in plan.steps
+            )
+            self._parts.planner.observe_prefill(
+                plan.num_tokens, elapsed_s, context=positions / plan.num_tokens
+            )
 
     def _start_moves(self) -> None:
         parts = self._parts
@@ -212,8 +217,10 @@ class Core:
 
     def _now_durable(self, commit: PendingCommit, now: float) -> None:
         parts, change = self._parts, commit.change
-        if change.freed_keys:
-            parts.store.delete(parts.kv.forget(change.freed_keys))
+        # A turn journalled meanwhile may own some of them again.
+        freed = [key for key in change.freed_keys if not parts.tree.retention.owners(key)]
+        if freed:
+            parts.store.delete(parts.kv.forget(freed))
         if commit.turn_id is None:
             self._turns.out.append(commit.reply)
             return

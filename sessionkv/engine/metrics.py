@@ -116,24 +116,28 @@ class Metrics:
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=128)
         self._logged_at: float | None = None
         self._logged_steps = 0
+        self._batch = 0
 
     # What happens ------------------------------------------------------------------------------
 
     def step(self, plan: StepPlan, elapsed_s: float) -> None:
         """A step succeeded; ``elapsed_s`` is what it took, which each token it sampled waited."""
         prompt_tokens = sampled = decoded = 0
+        started = {start.seq_id for start in plan.starts}
         for step in plan.steps:
             num_tokens = len(step.token_ids)
             if not step.sample:
                 prompt_tokens += num_tokens
                 continue
             sampled += 1
-            if num_tokens == 1:
+            # A single token that samples is the last output, or the end of a prompt found cached.
+            if num_tokens == 1 and step.seq_id not in started:
                 decoded += 1
             else:
                 prompt_tokens += num_tokens
         totals = self._totals
         totals.steps += 1
+        self._batch = len(plan.steps)
         totals.computed_prompt_tokens += prompt_tokens
         totals.generation_tokens += sampled
         self._durations["step"].observe(elapsed_s)
@@ -194,8 +198,8 @@ class Metrics:
         rates = self._rates(now, WINDOWS_S["10s"])
         up, down = self._bytes_moved()
         return (
-            f"prompt {rates[0]:,.0f} tokens/s, generation {rates[1]:,.0f} tokens/s, "
-            f"{self._totals.finished:,} turns, hit rate {self._hit_rate():.1%}, "
+            f"{self._batch} in the batch, prompt {rates[0]:,.0f} tokens/s, "
+            f"generation {rates[1]:,.0f} tokens/s, {self._totals.finished:,} turns, hit rate {self._hit_rate():.1%}, "
             f"TTFT p50 {self._durations['ttft'].quantile_s(0.5) * 1000:,.1f} ms, "
             f"inter-token p50 {self._durations['inter_token'].quantile_s(0.5) * 1000:,.1f} ms, "
             f"fetched {up / 2**20:,.1f} MiB, spilled {down / 2**20:,.1f} MiB"

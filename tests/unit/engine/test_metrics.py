@@ -15,6 +15,8 @@ from sessionkv.types import (
     MissReason,
     MissReport,
     MoveOutcome,
+    SamplingParams,
+    SequenceStart,
     SequenceStep,
     StepPlan,
     Tier,
@@ -52,6 +54,15 @@ def test_steps_count_prompt_and_sampled_tokens():
     assert values["latency"]["inter_token"]["count"] == 2
     assert values["latency"]["inter_token"]["mean_ms"] == pytest.approx(20.0)
     assert values["latency"]["step"]["mean_ms"] == pytest.approx(15.0)
+
+
+def test_the_last_token_of_a_cached_prompt_is_prompt():
+    metrics = Metrics()
+    start = SequenceStart(0, (1,), 16, [7] * 17, 17, SamplingParams(), frozenset())
+    metrics.step(replace(plan((1, True), (1, True)), starts=(start,)), 0.02)
+    values = metrics.snapshot(1.0, IDLE)
+    assert tokens(values) == (1, 2)
+    assert values["latency"]["inter_token"]["count"] == 1
 
 
 def test_turns_sum_their_cache_reports():
@@ -169,8 +180,8 @@ def test_a_line_every_ten_seconds_while_busy():
             lines.append((second, line))
     assert [second for second, _ in lines] == [10, 30]
     assert lines[0][1] == (
-        "prompt 0 tokens/s, generation 0 tokens/s, 0 turns, hit rate 0.0%, TTFT p50 0.0 ms, "
-        "inter-token p50 9.7 ms, fetched 0.0 MiB, spilled 0.0 MiB"
+        "1 in the batch, prompt 0 tokens/s, generation 0 tokens/s, 0 turns, hit rate 0.0%, "
+        "TTFT p50 0.0 ms, inter-token p50 9.7 ms, fetched 0.0 MiB, spilled 0.0 MiB"
     )
 
 
