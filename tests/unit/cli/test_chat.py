@@ -1,8 +1,6 @@
 import io
-import os
 import signal
 import sys
-import threading
 
 import pytest
 
@@ -10,7 +8,7 @@ from sessionkv.cli import chat
 from sessionkv.cli.main import main
 from sessionkv.errors import ConnectionLost, SessionBusy, TurnFailed
 from sessionkv.ipc import messages as wire
-from tests.builders.cli_engine import HOLD, FakeEngine, connects_to
+from tests.builders.cli_engine import HOLD, ScriptedEngine, connects_to
 
 CACHE_LINE = (
     "prompt 100 = 64 device + 16 host + 0 disk + 20 computed"
@@ -19,7 +17,10 @@ CACHE_LINE = (
 
 
 def talk(
-    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, *lines: str, flags: tuple[str, ...] = ()
+    monkeypatch: pytest.MonkeyPatch,
+    engine: ScriptedEngine,
+    *lines: str,
+    flags: tuple[str, ...] = (),
 ) -> int:
     """Run ``sessionkv chat`` with these lines on a standard input that is no terminal."""
     monkeypatch.setattr(chat, "connect", connects_to(engine))
@@ -30,14 +31,14 @@ def talk(
 def test_replies_go_to_stdout_and_cache_lines_to_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert talk(monkeypatch, FakeEngine("blue", "red [bold]"), "a colour", "", "another") == 0
+    assert talk(monkeypatch, ScriptedEngine("blue", "red [bold]"), "a colour", "", "another") == 0
     captured = capsys.readouterr()
     assert captured.out == "blue\nred [bold]\n"
     assert captured.err.splitlines() == [CACHE_LINE, CACHE_LINE]
 
 
 def test_flags_reach_session_and_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     flags = ("--system", "Be brief.", "--temperature", "0", "--max-tokens", "5", "--seed", "7")
     assert talk(monkeypatch, engine, "hello", flags=flags) == 0
     opened = next(r for r in engine.log if isinstance(r, wire.Open))
@@ -51,7 +52,7 @@ def test_flags_reach_session_and_sampling(monkeypatch: pytest.MonkeyPatch) -> No
 def test_resumed_session_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     engine.sessions["trip"] = {"texts": ["a", "b"]}
     talk(monkeypatch, engine)
     assert capsys.readouterr().err == "resumed trip after 2 turns\n"
@@ -60,7 +61,7 @@ def test_resumed_session_says_so(
 def test_commands_act_on_the_current_session(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     lines = ("one", "two", "/fork b", "three", "/rewind 2", "/pin disk", "/switch trip", "/unpin")
     assert talk(monkeypatch, engine, *lines) == 0
     assert engine.sessions["trip"]["texts"] == ["ONE", "TWO"]
@@ -79,7 +80,7 @@ def test_commands_act_on_the_current_session(
 def test_info_and_sessions_show_what_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talk(monkeypatch, FakeEngine(), "one", "/info", "/sessions", "/help")
+    talk(monkeypatch, ScriptedEngine(), "one", "/info", "/sessions", "/help")
     errors = capsys.readouterr().err
     assert "KV in device" in errors
     assert "1.0 KiB" in errors
@@ -89,7 +90,7 @@ def test_info_and_sessions_show_what_is_known(
 
 @pytest.mark.parametrize("command", ["/quit", "/exit", "/q"])
 def test_quit_ends_the_chat(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     assert talk(monkeypatch, engine, command, "never sent") == 0
     assert not any(isinstance(request, wire.Turn) for request in engine.log)
 
@@ -97,7 +98,7 @@ def test_quit_ends_the_chat(monkeypatch: pytest.MonkeyPatch, command: str) -> No
 def test_errors_of_a_line_do_not_end_the_chat(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine(SessionBusy("a turn is running"), TurnFailed("NaN"), "fine")
+    engine = ScriptedEngine(SessionBusy("a turn is running"), TurnFailed("NaN"), "fine")
     lines = ("one", "two", "/fork", "/rewind x", "/bogus", "three")
     assert talk(monkeypatch, engine, *lines) == 0
     captured = capsys.readouterr()
@@ -114,31 +115,49 @@ def test_errors_of_a_line_do_not_end_the_chat(
 def test_lost_engine_ends_the_chat_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine(ConnectionLost("the engine is gone"))
+    engine = ScriptedEngine(ConnectionLost("the engine is gone"))
     assert talk(monkeypatch, engine, "one", "two") == 1
     assert "sessionkv: the engine is gone" in capsys.readouterr().err
+
+
+class PressesCtrlC(io.StringIO):
+    """Standard output at which the user presses Ctrl-C as soon as a reply begins."""
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if text == "so far":
+            signal.raise_signal(signal.SIGINT)
+        return written
 
 
 def test_interrupt_ends_the_reply_and_keeps_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine(HOLD, "next")
-
-    def press() -> None:
-        engine.held.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    presser = threading.Thread(target=press)
-    presser.start()
+    engine = ScriptedEngine(HOLD, "next")
+    out = PressesCtrlC()
+    monkeypatch.setattr(sys, "stdout", out)
     before = signal.getsignal(signal.SIGINT)
     assert talk(monkeypatch, engine, "one", "two") == 0
-    presser.join()
     assert signal.getsignal(signal.SIGINT) is before
     cancel = next(request for request in engine.log if isinstance(request, wire.Cancel))
     assert cancel.keep
-    captured = capsys.readouterr()
-    assert captured.out == "so far, and a bit\nnext\n"
-    assert captured.err.splitlines()[0] == "(stopped; the conversation keeps what you saw)"
+    assert out.getvalue() == "so far, and a bit\nnext\n"
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[0] == "(stopped; the conversation keeps what you saw)"
+
+
+def test_second_interrupt_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ScriptedEngine(HOLD, "never asked for")
+
+    class PressesTwice(PressesCtrlC):
+        def write(self, text: str) -> int:
+            if text == "so far":
+                signal.raise_signal(signal.SIGINT)
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", PressesTwice())
+    assert talk(monkeypatch, engine, "one", "two") == 130
+    assert len([request for request in engine.log if isinstance(request, wire.Turn)]) == 1
 
 
 def test_no_engine_at_a_named_endpoint_is_an_error(

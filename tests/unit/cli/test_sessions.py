@@ -4,20 +4,20 @@ import pytest
 
 from sessionkv.cli import sessions, stats
 from sessionkv.cli.main import main
-from tests.builders.cli_engine import FakeEngine, connects_to
+from tests.builders.cli_engine import ScriptedEngine, connects_to
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     """Two sessions: ``trip`` with two turns, ``a[b]`` with one."""
-    engine = FakeEngine(stats={})
+    engine = ScriptedEngine()
     engine.sessions = {"trip": {"texts": ["a", "b"]}, "a[b]": {"texts": ["x"]}}
     monkeypatch.setattr(sessions, "connect", connects_to(engine))
     monkeypatch.setattr(stats, "connect", connects_to(engine))
     return engine
 
 
-def test_ls_is_a_table(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_is_a_table(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sessions", "ls"]) == 0
     header, first, second = capsys.readouterr().out.rstrip("\n").split("\n")
     assert header.split() == [
@@ -28,12 +28,14 @@ def test_ls_is_a_table(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -
     assert second.split()[0] == "trip"
 
 
-def test_ls_takes_a_prefix(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_takes_a_prefix(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sessions", "ls", "tr", "--json"]) == 0
     assert [info["name"] for info in json.loads(capsys.readouterr().out)] == ["trip"]
 
 
-def test_show_json_has_everything(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_json_has_everything(
+    engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sessions", "show", "trip", "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
     assert (info["turns"], info["tokens"]) == (2, 20)
@@ -42,7 +44,7 @@ def test_show_json_has_everything(engine: FakeEngine, capsys: pytest.CaptureFixt
 
 
 def test_show_names_shared_bytes_apart(
-    engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+    engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sessions", "show", "trip"]) == 0
     printed = capsys.readouterr().out
@@ -50,7 +52,9 @@ def test_show_names_shared_bytes_apart(
     assert "2.0 KiB" in printed
 
 
-def test_fork_rewind_pin_unpin_rm(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fork_rewind_pin_unpin_rm(
+    engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sessions", "fork", "trip", "other"]) == 0
     assert main(["sessions", "rewind", "trip", "2"]) == 0
     assert main(["sessions", "pin", "other", "--tier", "disk", "--priority", "70"]) == 0
@@ -69,7 +73,7 @@ def test_fork_rewind_pin_unpin_rm(engine: FakeEngine, capsys: pytest.CaptureFixt
     "argv", [["show", "x"], ["fork", "x", "y"], ["rewind", "x"], ["pin", "x"], ["rm", "x"]]
 )
 def test_unknown_session_is_one_line(
-    engine: FakeEngine, argv: list[str], capsys: pytest.CaptureFixture[str]
+    engine: ScriptedEngine, argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sessions", *argv]) == 1
     captured = capsys.readouterr()
@@ -77,7 +81,7 @@ def test_unknown_session_is_one_line(
     assert captured.err.splitlines()[0] == "sessionkv: there is no session named 'x'"
 
 
-def test_stats_groups_and_units(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_groups_and_units(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.stats = {
         "uptime_s": 12.5,
         "prefix": {"hit_rate": 0.5, "lookups": 1200},
