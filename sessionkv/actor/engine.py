@@ -5,12 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from sessionkv.actor.host import EngineHost
 from sessionkv.client.client import Client
 from sessionkv.config import EngineConfig, LimitsConfig
-from sessionkv.engine.build import ProgressSink, build_engine
+from sessionkv.engine.build import BuiltEngine, ProgressSink, build_engine
 from sessionkv.engine.messages import CoreMessage, CoreStopped
 from sessionkv.errors import EngineClosed, SlowReader
 from sessionkv.ipc import messages as wire
@@ -128,16 +129,25 @@ class Engine(Client):
     """
 
     def __init__(
-        self, config: EngineConfig | None = None, *, on_progress: ProgressSink | None = None
+        self,
+        config: EngineConfig | None = None,
+        *,
+        on_progress: ProgressSink | None = None,
+        build: Callable[..., BuiltEngine] = build_engine,
     ) -> None:
         """Open the store and load the model; returns when turns may come.
+
+        Args:
+            config: Everything there is to say; the default model when None.
+            on_progress: Called with ``{"stage", "done", "total", "unit"}`` meanwhile.
+            build: Called as ``build(config, progress=...)``; for engines with other parts.
 
         Raises:
             SessionKVError: What kept the engine from starting.
         """
         config = config or EngineConfig()
         front = _FrontThread(config.limits)
-        host = EngineHost(build_engine(config, progress=on_progress), config, front)
+        host = EngineHost(build(config, progress=on_progress), config, front)
         front.attach(host)
         host.start()
         super().__init__(transport=front)

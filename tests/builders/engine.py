@@ -1,0 +1,235 @@
+"""Whole engines over the checksum runner: real front, core, store and movers, exact answers.
+
+``open_engine(...)`` embeds one; ``socket_engine(...)`` serves one on a thread of this process, for
+tests of the wire that need gates. Both capture what they were built of, so that a test can read the
+books (``assert_ledger``) and hold the runner or the movers at a gate.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sessionkv import CacheConfig, Client, Engine, EngineConfig, LimitsConfig, SamplingParams
+from sessionkv.actor.host import EngineHost
+from sessionkv.actor.socket_loop import CoreMail, SocketLoop
+from sessionkv.engine.build import BuiltEngine, build_engine
+from sessionkv.engine.checksum_runner import ChecksumRunner, checksum_geometry
+from sessionkv.ipc.server import RouterServer
+from sessionkv.store.gates import OPEN_GATES, Gates
+from sessionkv.text.builtin import BYTE_VOCAB_SIZE
+from sessionkv.types import StepPlan
+from tests.builders.checksum import cold_oracle
+
+BLOCK_SIZE = 4
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+def greedy(max_tokens: int | None, **fields: Any) -> SamplingParams:
+    """Greedy sampling that runs to ``max_tokens``."""
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **{"ignore_eos": True} | fields)
+
+
+def engine_config(
+    store: Path | None = None,
+    *,
+    blocks: int = 64,
+    host_blocks: int = 0,
+    disk_bytes: int = 0,
+    block_size: int = BLOCK_SIZE,
+    max_model_len: int | None = None,
+    limits: LimitsConfig | None = None,
+    **cache: Any,
+) -> EngineConfig:
+    """A small engine's configuration; tiers are off unless given."""
+    block_bytes = checksum_geometry(block_size).block_bytes
+    return EngineConfig(
+        model="checksum",
+        store=store,
+        max_model_len=max_model_len,
+        limits=limits or LimitsConfig(),
+        cache=CacheConfig(
+            block_size=block_size,
+            device_blocks=blocks,
+            host_bytes=host_blocks * block_bytes,
+            disk_bytes=disk_bytes,
+            **cache,
+        ),
+    )
+
+
+@dataclass
+class StepGate:
+    """Holds the runner at the start of chosen steps until the test lets it go on.
+
+    A test waits in ``reached()`` until the step loop stands at the gate, does what it wants to
+    happen in that very moment, and calls ``open()``.
+    """
+
+    when: Callable[[StepPlan], bool] = field(default=lambda plan: True)
+    _reached: threading.Event = field(default_factory=threading.Event)
+    _opened: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, plan: StepPlan) -> None:
+        if self._opened.is_set() or not self.when(plan):
+            return
+        self._reached.set()
+        if not self._opened.wait(30):
+            raise TimeoutError("the test never opened the gate")
+
+    def reached(self) -> None:
+        assert self._reached.wait(30), "the step loop never came to the gate"
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+class Building:
+    """Builds with a checking runner and remembers what was built."""
+
+    def __init__(self, *, gates: Gates = OPEN_GATES, **runner: Any) -> None:
+        self._gates = gates
+        self._runner = runner
+        self.built: BuiltEngine | None = None
+
+    def __call__(self, config: EngineConfig, **arguments: Any) -> BuiltEngine:
+        def checking(small: Any) -> ChecksumRunner:
+            return ChecksumRunner(
+                small.num_blocks,
+                small.geometry.block_size,
+                vocab_size=BYTE_VOCAB_SIZE,
+                max_model_len=small.max_model_len,
+                **{"full_read": True} | self._runner,
+            )
+
+        self.built = build_engine(config, wrap_runner=checking, gates=self._gates, **arguments)
+        return self.built
+
+
+class CheckedEngine(Engine):
+    """An embedded engine whose books a test may read while it is idle."""
+
+    def __init__(self, config: EngineConfig, building: Building) -> None:
+        self.building = building
+        super().__init__(config, build=building)
+
+    @property
+    def parts(self) -> Any:
+        assert self.building.built is not None
+        return self.building.built.parts
+
+    def assert_ledger(self) -> None:
+        """Idle: the books balance, nothing is leased or under way, disk bytes are as found."""
+        self.flush()
+        for _ in range(10_000):  # each question is a round through the core
+            if not self.stats()["ledger"]["transfers_in_flight"]:
+                break
+        self.parts.kv.check()
+        ledger = self.parts.kv.ledger()
+        assert ledger.idle, ledger
+        assert self.stats()["book_errors"] == 0
+
+
+@contextmanager
+def open_engine(
+    config: EngineConfig | None = None,
+    *,
+    gates: Gates = OPEN_GATES,
+    gate: Callable[[StepPlan], None] | None = None,
+    runner: dict[str, Any] | None = None,
+) -> Iterator[CheckedEngine]:
+    """An embedded engine over the checksum runner.
+
+    Args:
+        config: See :func:`engine_config`.
+        gates: For the store's and movers' threads.
+        gate: Called with each plan before it is executed, such as a :class:`StepGate`.
+        runner: More arguments of ``ChecksumRunner`` (faults, scripts).
+    """
+    building = Building(gates=gates, gate=gate, **(runner or {}))
+    engine = CheckedEngine(config or engine_config(), building)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@dataclass
+class SocketEngine:
+    """A served engine on threads of this process."""
+
+    endpoint: str
+    building: Building
+    loop: SocketLoop
+
+    @property
+    def parts(self) -> Any:
+        assert self.building.built is not None
+        return self.building.built.parts
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        client = Client(self.endpoint)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@contextmanager
+def socket_engine(
+    folder: Path,
+    config: EngineConfig | None = None,
+    *,
+    gates: Gates = OPEN_GATES,
+    gate: Callable[[StepPlan], None] | None = None,
+    runner: dict[str, Any] | None = None,
+) -> Iterator[SocketEngine]:
+    """An engine at ``ipc://folder/e.sock``; arguments as for :func:`open_engine`."""
+    config = config or engine_config()
+    building = Building(gates=gates, gate=gate, **(runner or {}))
+    started = threading.Event()
+    served: list[SocketEngine] = []
+    failures: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            with RouterServer(f"ipc://{folder}/e.sock", config.limits) as server:
+                mail = CoreMail(server)
+                host = EngineHost(building(config), config, mail)
+                loop = SocketLoop(host, server, mail, config.limits)
+                served.append(SocketEngine(server.endpoint, building, loop))
+                host.start()
+                started.set()
+                loop.run()
+                host.close()
+        except BaseException as failure:
+            failures.append(failure)
+            started.set()
+            raise
+
+    thread = threading.Thread(target=serve, name="serve")
+    thread.start()
+    started.wait(30)
+    assert not failures, failures
+    assert served, "the engine did not start"
+    try:
+        yield served[0]
+    finally:
+        served[0].loop.stop()
+        thread.join(30)
+        assert not thread.is_alive(), "the engine did not stop"
+
+
+def oracle(prompt: Sequence[int], sampling: SamplingParams = GREEDY, **fields: Any) -> list[int]:
+    """What a fresh engine with the cache off answers to these ids, stop ids not counted."""
+    count = sampling.max_tokens
+    assert count is not None
+    return cold_oracle(prompt, count, sampling, vocab_size=BYTE_VOCAB_SIZE, **fields)
+
+
+def without_cache(config: EngineConfig) -> EngineConfig:
+    """The same engine with the prefix cache off."""
+    return replace(config, cache=replace(config.cache, prefix_cache=False))
