@@ -199,7 +199,8 @@ class Metrics:
         up, down = self._bytes_moved()
         return (
             f"{self._batch} in the batch, prompt {rates[0]:,.0f} tokens/s, "
-            f"generation {rates[1]:,.0f} tokens/s, {self._totals.finished:,} turns, hit rate {self._hit_rate():.1%}, "
+            f"generation {rates[1]:,.0f} tokens/s, {self._totals.finished:,} turns, "
+            f"hit rate {self._hit_rate():.1%}, "
             f"TTFT p50 {self._durations['ttft'].quantile_s(0.5) * 1000:,.1f} ms, "
             f"inter-token p50 {self._durations['inter_token'].quantile_s(0.5) * 1000:,.1f} ms, "
             f"fetched {up / 2**20:,.1f} MiB, spilled {down / 2**20:,.1f} MiB"
