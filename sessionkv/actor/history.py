@@ -16,7 +16,7 @@ from sessionkv.text.history import StoredMessage, match_history
 from sessionkv.text.messages import Message, dump_messages, load_messages
 from sessionkv.text.model import TextModel
 from sessionkv.text.root import RootText
-from sessionkv.types import MissReason
+from sessionkv.types import MissReason, MissReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ def render_history(
         TemplateRefused: With the template's own words.
     """
     stored = read_path(ask.path)
+    if ask.foreign:
+        return _encode_anew(text, root, ask, stored, incoming)
     if ask.history != "follow":
         messages = (*(item.message for item in stored.messages), *incoming)
     elif incoming[0].role == "system":
@@ -91,6 +93,27 @@ def render_history(
         dump_messages(new),
         len(new),
         None if followed.miss.reason is MissReason.NONE else followed.miss,
+    )
+
+
+def _encode_anew(
+    text: TextModel,
+    root: RootText,
+    ask: RenderTurn,
+    stored: StoredPath,
+    incoming: tuple[Message, ...],
+) -> TurnRendered:
+    """The log is of another tokenizer: its messages become one turn behind the root."""
+    messages = incoming
+    if ask.history != "follow":
+        messages = (*(item.message for item in stored.messages), *incoming)
+    return TurnRendered(
+        ask.turn_id,
+        text.full(root, messages),
+        ask.root_id,
+        dump_messages(messages),
+        len(messages),
+        MissReport(MissReason.IDENTITY_CHANGED, token=0),
     )
 
 

@@ -151,7 +151,7 @@ class Writer:
         """Ids that a chat turn adds to its head."""
         try:
             root = self._root(ask)
-            if ask.history == "follow" or not root.append_only:
+            if ask.foreign or ask.history == "follow" or not root.append_only:
                 if not ask.path and ask.num_turns:
                     return PathWanted(turn.turn_id)
                 return render_history(self._text, root, ask, turn.messages)

@@ -96,7 +96,8 @@ class RenderTurn:
         closed: The head's log ends with the template's own end of turn.
         history: ``"keep"`` or ``"follow"``.
         created_s: When the session was opened; clocks in templates stand still there.
-        path: Root to head, only where the front asked for it by :class:`PathWanted`.
+        path: Root to head, where the front asked for it by :class:`PathWanted` or must have it.
+        foreign: The log's ids are of another tokenizer: the whole path is encoded anew, once.
     """
 
     turn_id: int
@@ -108,6 +109,7 @@ class RenderTurn:
     history: str
     created_s: float
     path: tuple[NodeText, ...] = ()
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)

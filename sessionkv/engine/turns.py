@@ -47,7 +47,7 @@ from sessionkv.errors import (
     TurnFailed,
     TurnKind,
 )
-from sessionkv.types import CacheReport, FinishReason, KeyRecord, MissReport
+from sessionkv.types import CacheReport, FinishReason, KeyRecord, MissReport, NodeRecord
 
 
 class Phase(enum.Enum):
@@ -83,6 +83,18 @@ class ActiveTurn:
     def head(self) -> HeadId | None:
         """The session it belongs to."""
         return None if self.ask.session is None else (self.ask.tenant, self.ask.session)
+
+
+def _node_text(node: NodeRecord) -> NodeText:
+    return NodeText(
+        node_id=node.node_id,
+        kind=node.kind,
+        incoming_blob=node.incoming_blob,
+        reply_blob=node.reply_blob,
+        token_ids=unpack_tokens(node.token_ids),
+        num_incoming_tokens=node.num_incoming_tokens,
+        closed=node.closed,
+    )
 
 
 @dataclass(slots=True)
@@ -175,41 +187,51 @@ class TurnDesk:
         tree, ask = self._parts.tree, turn.ask
         head = tree.head(ask.tenant, ask.session or "")
         turn.base_id = turn.parent_id = head.node_id
-        self._check_kind(head.node_id, raw=ask.token_ids is not None)
+        raw = ask.token_ids is not None
+        self._check_kind(head.node_id, raw=raw)
         if ask.token_ids is not None:
             self._run(turn, head.node_id, ask.token_ids, now)
             return
         turn.phase = Phase.RENDERING
-        self.out.append(self._render_request(turn, with_path=head.history == "follow"))
+        foreign = self._is_foreign(head.node_id)
+        with_path = foreign or head.history == "follow"
+        self.out.append(self._render_request(turn, with_path=with_path, foreign=foreign))
 
     def _check_kind(self, node_id: int, *, raw: bool) -> None:
         tree = self._parts.tree
-        record = tree.record(node_id)
-        kind = "raw" if raw else "chat"
-        if tree.num_turns(node_id):
-            if record.kind != kind:
-                raise TurnKind(f"the session has {record.kind} turns; this is a {kind} turn")
-        elif raw and record.num_messages:
+        tree.check_kind(node_id, "raw" if raw else "chat")
+        if not raw:
+            return
+        if tree.record(node_id).kind == "root" and tree.record(node_id).num_messages:
             raise TurnKind("the session has a system prompt or tools; raw turns go without")
+        if self._is_foreign(node_id):
+            raise TurnKind(
+                "the session's raw tokens are of another tokenizer and cannot be encoded anew"
+            )
 
-    def _render_request(self, turn: ActiveTurn, *, with_path: bool) -> RenderTurn:
+    def _is_foreign(self, node_id: int) -> bool:
+        """Whether the log's ids are of another tokenizer than the model's."""
+        digest = self._parts.tree.record(node_id).tokenizer_digest
+        return self._parts.tree.num_turns(node_id) > 0 and digest != self._parts.tokenizer_digest
+
+    def _render_request(
+        self, turn: ActiveTurn, *, with_path: bool, foreign: bool = False
+    ) -> RenderTurn:
         tree, ask = self._parts.tree, turn.ask
         head = tree.head(ask.tenant, ask.session or "")
         path = tree.path(turn.base_id)
-        last = path[-1]
-        texts: tuple[NodeText, ...] = ()
-        if with_path:
-            texts = tuple(
-                NodeText(
-                    node.node_id, node.kind, node.incoming_blob, node.reply_blob,
-                    unpack_tokens(node.token_ids), node.num_incoming_tokens, node.closed,
-                )
-                for node in path
-            )  # fmt: skip
         return RenderTurn(
-            ask.turn_id, path[0].node_id, path[0].incoming_blob, turn.base_id, len(path) - 1,
-            last.closed, head.history, path[0].created_s, texts,
-        )  # fmt: skip
+            turn_id=ask.turn_id,
+            root_id=path[0].node_id,
+            root_blob=path[0].incoming_blob,
+            node_id=turn.base_id,
+            num_turns=len(path) - 1,
+            closed=path[-1].closed,
+            history=head.history,
+            created_s=path[0].created_s,
+            path=tuple(map(_node_text, path)) if with_path else (),
+            foreign=foreign,
+        )
 
     def send_path(self, turn_id: int) -> None:
         """The front needs the whole path to render."""

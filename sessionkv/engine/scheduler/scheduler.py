@@ -20,6 +20,8 @@ caller calls ``release``; an event with ``error``; ``cancel``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sessionkv.config import SchedulerConfig
 from sessionkv.engine.scheduler.batch import Batch
 from sessionkv.engine.scheduler.fairness import OUTPUT_WEIGHT
@@ -401,7 +403,9 @@ class Scheduler:
     def fail_step(self, plan: StepPlan, error: BaseException) -> list[SequenceEvent]:
         """The runner raised: every sequence of the plan fails, and nothing it wrote counts."""
         events = []
-        for sequence in reversed(self._take_in_flight(plan)):
+        sequences = self._take_in_flight(plan)
+        self._roll_back_fetching({sequence.seq_id for sequence in sequences})
+        for sequence in reversed(sequences):
             sequence.planned = False
             if sequence.dropped:
                 self._life.end_leases(sequence)
@@ -422,9 +426,7 @@ class Scheduler:
         self, sequences: list[Sequence], output: StepOutput, events: list[SequenceEvent]
     ) -> set[int]:
         """End failed sequences and requeue those that read what they wrote; all their ids."""
-        spoiled = set(output.failed)
-        for seq_id in output.failed:
-            spoiled.update(self._kv.dependents(seq_id))
+        spoiled = self._roll_back_fetching(output.failed.keys())
         # Readers first, so that nobody reads a block when its filler gives it up.
         for sequence in reversed(sequences):
             if sequence.seq_id not in spoiled:
@@ -435,5 +437,20 @@ class Scheduler:
             elif sequence.seq_id in output.failed:
                 events.append(self._life.fail(sequence, output.failed[sequence.seq_id]))
             else:
+                self._life.roll_back(sequence)
+        return spoiled
+
+    def _roll_back_fetching(self, failed: Collection[int]) -> set[int]:
+        """Requeue readers of ``failed`` that are not in the plan themselves, as they still fetch.
+
+        Returns:
+            ``failed`` and all its readers.
+        """
+        spoiled = set(failed)
+        for seq_id in failed:
+            spoiled.update(self._kv.dependents(seq_id))
+        for seq_id in spoiled:
+            sequence = self._life.sequences.get(seq_id)
+            if sequence is not None and sequence.state is SequenceState.FETCHING:
                 self._life.roll_back(sequence)
         return spoiled
