@@ -223,11 +223,17 @@ class Residency:
                 self.evict_device(block)
         return self.device.allocate(count)
 
-    def allocate_host(self) -> int | None:
-        """Take one host block for filling, dropping the coldest if it is clean; else None."""
+    def allocate_host(self, *, urgent: bool) -> int | None:
+        """Take one host block for filling, dropping the coldest if it is clean; else None.
+
+        A block that the device has too is dropped only when ``urgent``: the device's copy would
+        have to be spilled again, and two of them could take turns for ever.
+        """
         if not self.host.num_free:
             victims = self.clean_run(self.host, 1)
             if not victims:
+                return None
+            if not urgent and self.entry_of(self.host, victims[0]).device is not None:
                 return None
             self.evict_host(victims[0])
         return self.host.allocate(1)[0]

@@ -113,7 +113,7 @@ class Spiller:
         entry = residency.entry_of(residency.device, block)
         target = -1
         if below is Tier.HOST:
-            room = residency.allocate_host()
+            room = residency.allocate_host(urgent=urgent)
             if room is None:
                 self._host_wanted += 1
                 if urgent and entry.on_disk:

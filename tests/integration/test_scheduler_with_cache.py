@@ -196,3 +196,11 @@ def test_random_workloads_equal_the_cold_oracle(tiers: int, seed: int) -> None:
         step_tokens=random.Random(seed).choice((5, 9, 32)),
     )
     Workload(seed, engine).run(40, longest=36)
+
+
+@pytest.mark.parametrize(("host_blocks", "seed"), [(4, 16), (4, 23), (4, 36), (4, 48)])
+def test_an_idle_cache_comes_to_rest(host_blocks: int, seed: int) -> None:
+    # Two cold tails on the device used to push each other's copy out of a small host tier.
+    engine = MiniEngine(20, host_blocks=host_blocks, disk=DictDisk(40), step_tokens=32)
+    Workload(seed, engine).run(20, longest=27)
+    assert engine.step() is False
