@@ -129,6 +129,20 @@ class BlockIndex:
         value = txn.get(key, db=self._entries)
         return None if value is None else _opened(key, bytes(value))
 
+    def slot_of(
+        self, txn: lmdb.Transaction, key: bytes, parent: bytes, tokens: bytes
+    ) -> int | None:
+        """Slot of the block of that key, parent and tokens, None when there is none."""
+        value = txn.get(key, db=self._entries)
+        if value is None:
+            return None
+        sealed = bytes(value)
+        body = sealed[_SEAL_BYTES:]
+        if body[_ENTRY.size - 32 :] != parent + tokens:
+            return None
+        is_sound = xxhash.xxh3_64_digest(key + body) == sealed[:_SEAL_BYTES]
+        return int.from_bytes(body[:4], "little") if is_sound else None
+
     def count(self, txn: lmdb.Transaction) -> int:
         """Number of blocks."""
         return int(txn.stat(self._entries)["entries"])

@@ -131,12 +131,12 @@ class BlockStore:
         parent = query.parent
         with self._index.reading() as txn:
             for number, key in enumerate(query.keys):
-                entry = self._index.get(txn, key)
-                tokens = asked[4 * size * number : 4 * size * (number + 1)]
-                if entry is None or entry.parent != parent or entry.tokens != tokens:
+                span = slice(size * number, size * (number + 1))
+                tokens = asked[4 * span.start : 4 * span.stop]
+                slot = self._index.slot_of(txn, key, parent, tokens)
+                if slot is None:
                     break
-                ids = query.token_ids[size * number : size * (number + 1)]
-                blocks.append(DiskBlock(BlockRecord(key, parent, ids), entry.slot))
+                blocks.append(DiskBlock(BlockRecord(key, parent, query.token_ids[span]), slot))
                 parent = key
             tail = self._best_child(txn, parent, asked[4 * size * len(blocks) :])
         found = [*blocks, tail] if tail else blocks
