@@ -28,6 +28,7 @@ class ControlMarks:
         last = chr(_FIRST + len(known))
         self._marked = re.compile(f"{_ESCAPE}([{chr(_FIRST)}-{last}])")
         self._endings = tuple(known)
+        self._longest = max(map(len, known), default=0)
         self._real = re.compile("|".join(map(re.escape, known)) or r"(?!)")
 
     def mark(self, text: str) -> str:
@@ -70,6 +71,11 @@ class ControlMarks:
         """The real control token that ``raw`` begins with, or None."""
         match = self._real.match(raw)
         return match[0] if match else None
+
+    def cuts(self, raw: str, at: int) -> bool:
+        """Whether index ``at`` lies inside a real control token."""
+        matches = (self._real.match(raw, i) for i in range(max(0, at - self._longest + 1), at))
+        return any(match is not None and match.end() > at for match in matches)
 
     def parts(self, before: str, after: str) -> bool:
         """Whether a real control token stands where two raw texts meet: they encode apart."""

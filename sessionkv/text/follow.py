@@ -1,15 +1,17 @@
 """Prompt ids for a conversation that the client sent whole.
 
-The model sees exactly what the template writes for the incoming messages. But where the template
-writes a reply that was sampled here, the sampled ids are taken instead of encoding its text again,
-which may give others and so lose the cache. That is done only where the ids spell the template's
-text at that very place, control tokens included, so no other text can slip in.
+The model sees what the template writes for the incoming messages. But where the template writes a
+reply that was sampled here, the sampled ids are taken instead of encoding its text again, which may
+give others and so lose the cache. That is done only where the ids spell the template's text at that
+very place, control tokens included, so no other text can slip in. Two things are forgiven, because
+clients change them without meaning to: whitespace at either end of a reply, and how JSON of tool
+calls is written; there the model sees what it saw before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sessionkv.text.history import StoredMessage, match_history
 from sessionkv.text.messages import Message
@@ -19,6 +21,7 @@ from sessionkv.text.root import RootText
 from sessionkv.types import MissReason, MissReport
 
 _SHOWN_TOKENS = 16
+_LOOKAHEAD = 8  # replies a client may have left out in one place
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +65,26 @@ def follow_ids(
     Raises:
         TemplateRefused: With the template's own words.
     """
-    raw = text.raw(root, messages)
+    raw = text.raw(root, _as_stored(stored, messages))
     places = _places(raw, text.renderer.habits.opening)
     if memory is not None:
-        replies = list(memory.take(tenant, raw, places))
-        ids, num_reused = _build(text, raw, list(zip(places, replies, strict=True)))
+        assigned = list(zip(places, memory.take(tenant, raw, places), strict=True))
     else:
-        known = [item.reply_ids for item in stored if item.reply_ids]
-        ids, num_reused = _build(text, raw, _assign(text, raw, places, known))
+        assigned = _assign(text, raw, places, [s.reply_ids for s in stored if s.reply_ids])
+    ids, num_reused = _build(text, raw, assigned)
     return Followed(ids, raw, num_reused, _first_miss(text, ids, messages, stored, log))
+
+
+def _as_stored(stored: Sequence[StoredMessage], messages: Sequence[Message]) -> Sequence[Message]:
+    """Tool calls of messages that agree with the stored ones, in the JSON of the stored ones."""
+    if not any(item.message.tool_calls for item in stored):
+        return messages
+    count = match_history(stored, messages).num_matching
+    same = [
+        replace(new, tool_calls=old.message.tool_calls)
+        for old, new in zip(stored, messages[:count], strict=False)
+    ]
+    return (*same, *messages[count:])
 
 
 def _places(raw: str, opening: str) -> list[int]:
@@ -86,18 +100,17 @@ def _places(raw: str, opening: str) -> list[int]:
 def _assign(
     text: TextModel, raw: str, places: Sequence[int], known: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Give each place the next stored reply that is wholly there, else the one of its number."""
-    spelled = [text.speller.spell(ids) for ids in known]
+    """Give each place one of the next stored replies that is there, else the one of its number."""
     assigned = []
     following = 0
     for number, place in enumerate(places):
-        for index in range(following, len(known)):
-            if raw.startswith(spelled[index], place):
+        for index in range(following, min(len(known), following + _LOOKAHEAD)):
+            if _size_of_whole(text, known[index], raw, place) is not None:
                 assigned.append((place, known[index]))
                 following = index + 1
                 break
         else:
-            if number < len(known) and number >= following:
+            if following <= number < len(known):
                 assigned.append((place, known[number]))
     return assigned
 
@@ -109,7 +122,9 @@ def _build(
     ids: list[int] = []
     end = num_reused = 0
     for place, reply in replies:
-        count, size = text.speller.common(reply, raw, place)
+        count, size = len(reply), _size_of_whole(text, reply, raw, place)
+        if size is None:
+            count, size = text.speller.common(reply, raw, place)
         if not count or place < end:
             continue
         ids += text.encoder.encode_behind(raw[end:place], ids)
@@ -118,6 +133,23 @@ def _build(
         num_reused += 1
     ids += text.encoder.encode_behind(raw[end:], ids)
     return tuple(ids), num_reused
+
+
+def _size_of_whole(text: TextModel, reply: Sequence[int], raw: str, place: int) -> int | None:
+    """Length of what a reply stands for at a place, but for whitespace at its ends; or None."""
+    spelled = text.speller.spell(reply)
+    if text.speller.stands_at(spelled, raw, place):
+        return len(spelled)
+    habits = text.renderer.habits
+    end = raw.find(habits.closing_token, place) if habits.closing_token else -1
+    closed = reply[-1:] == (text.closing_id,)
+    body = spelled.removesuffix(habits.closing_token) if closed else spelled
+    if end < 0 or raw[place:end].strip() != body.strip():
+        return None
+    if closed:
+        return end + len(habits.closing_token) - place
+    spaces = len(habits.closing) - len(habits.closing_token)  # they belong to what follows
+    return max(end - spaces - place, 0)
 
 
 def _first_miss(

@@ -34,26 +34,32 @@ class Speller:
                 run = []
         return "".join((*parts, self._plain(run)))
 
+    def stands_at(self, spelled: str, raw: str, start: int) -> bool:
+        """Whether ``raw`` has at ``start`` what ids spell, and no control token goes on there."""
+        end = start + len(spelled)
+        return raw.startswith(spelled, start) and not self._marks.cuts(raw, end)
+
     def common(self, ids: Sequence[int], raw: str, start: int) -> tuple[int, int]:
         """How many leading ids spell what ``raw`` has from ``start`` on, and its length. O(ids).
 
-        Never ends inside a character.
+        Never ends inside a character or a control token.
         """
-        whole = self.spell(ids)
-        if raw.startswith(whole, start):
-            return len(ids), len(whole)
         detokenizer = Detokenizer(self._shown)
-        count = size = 0
+        ends = [(0, 0)]
+        size = 0
         text = ""
         for index, token_id in enumerate(ids):
             text += detokenizer.push_one(token_id)
             if not raw.startswith(text, start + size):
                 break
             if not detokenizer.pending:
-                count, size, text = index + 1, size + len(text), ""
-        if self._marks.mark(raw[start : start + size]) != self.spell(ids[:count]):
-            return 0, 0
-        return count, size
+                size += len(text)
+                text = ""
+                ends.append((index + 1, size))
+        while len(ends) > 1 and self._marks.cuts(raw, start + ends[-1][1]):
+            ends.pop()
+        count, size = ends[-1]
+        return (count, size) if raw[start : start + size] == self.spell(ids[:count]) else (0, 0)
 
     def _plain(self, ids: Sequence[int]) -> str:
         detokenizer = Detokenizer(self._shown)

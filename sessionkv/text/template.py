@@ -9,6 +9,7 @@ nothing of tokens.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sessionkv.errors import ModelBroken, TemplateRefused
 
+_NOT_ASCII = re.compile("[\x80-\U000fffff]+")  # marks of spelled control tokens lie above these
 _FAILURES = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
     RecursionError,
@@ -50,9 +52,10 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON without HTML escapes, in the order given: the very words the client sent."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
 
 
 def _clock(now_s: float) -> Callable[[str], str]:

@@ -54,6 +54,16 @@ def test_texts_part_at_a_real_control_token():
     assert not MARKS.parts(MARKS.mark("<s>"), "y")
 
 
+def test_an_index_inside_a_real_control_token_cuts_it():
+    raw = "a<s>b" + MARKS.mark("<s>") + "<|a|>b"
+    last = len(raw) - 6
+    assert [i for i in range(len(raw) + 1) if MARKS.cuts(raw, i)] == [
+        2,
+        3,
+        *range(last + 1, len(raw)),
+    ]
+
+
 def test_no_control_tokens_at_all():
     marks = ControlMarks([])
     assert marks.mark("<s>") == "<s>"

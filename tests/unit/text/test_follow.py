@@ -142,3 +142,71 @@ def test_template_that_drops_thoughts_is_followed_and_named():
     assert (miss.reason, miss.turn, miss.message) == (MissReason.TEMPLATE_REWROTE, 1, 1)
     assert miss.expected.startswith("<think>") or miss.expected.startswith("<")
     assert miss.found.startswith("h")
+
+
+@pytest.mark.parametrize("sent", ["hello", " hello ", "hello\n"])
+@pytest.mark.parametrize("memory", [False, True])
+def test_whitespace_at_the_ends_of_a_reply_is_forgiven(sent, memory):
+    text = built.chatml()
+    log = Log(text, (("Hi", " hello\n"),))
+    messages = [log.messages[0], assistant(sent), *built.read("bye")]
+    if memory:
+        remembered = ReplyMemory()
+        remembered.put("", text.raw(log.root, log.messages[:1]), log.stored[1].reply_ids)
+        followed = follow_ids(text, log.root, messages, memory=remembered)
+    else:
+        followed = log.follow(messages)
+    assert list(followed.ids[: len(log.ids)]) == log.ids
+    assert text.decode(followed.ids[len(log.ids) :], special=True) == (
+        "\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_open_reply_is_closed_by_the_template():
+    text = built.chatml()
+    root = text.root(None, None, now_s=0.0)
+    log = text.delta(root, built.read("Hi"), first=True, closed=False) + tuple(b"hel ")
+    stored = [
+        StoredMessage(built.read("Hi")[0], 1, len(log) - 4),
+        StoredMessage(assistant("hel "), 1, len(log), tuple(b"hel ")),
+    ]
+    sent = (*built.read("Hi"), assistant("hel"), *built.read("bye"))
+    followed = follow_ids(text, root, sent, stored=stored, log=log)
+    assert followed.ids == log + text.delta(root, built.read("bye"), first=False, closed=False)
+
+
+def test_tool_calls_written_in_other_json_are_forgiven():
+    text = built.llama3()
+    root = text.root(None, None, now_s=0.0)
+
+    def conversation(arguments):
+        call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+        result = {"role": "tool", "tool_call_id": "c", "content": "rain"}
+        return built.read("w", {"role": "assistant", "tool_calls": [call]}, result)
+
+    old, new = conversation('{"b": 1, "a": 2}'), conversation('{"a":2,"b":1}')
+    log = text.full(root, old)
+    stored = [StoredMessage(message, 1, len(log)) for message in old]
+    assert text.full(root, new) != log
+    followed = follow_ids(text, root, new, stored=stored, log=log)
+    assert (followed.ids, followed.miss.reason) == (log, MissReason.NONE)
+    other = follow_ids(text, root, conversation('{"a":3,"b":1}'), stored=stored, log=log)
+    assert (other.miss.reason, other.miss.message) == (MissReason.HISTORY_EDITED, 1)
+
+
+def test_reply_that_begins_like_a_control_token_does_not_eat_one():
+    text = built.chatml()
+    root = text.root(None, None, now_s=0.0)
+    prompt = text.delta(root, built.read("Hi"), first=True, closed=False)
+    for sampled, sent in ((b"<", "x"), (b"a<|im_end", "a"), (b"a<|im_end|>b", "a")):
+        log = prompt + tuple(sampled)
+        stored = [
+            StoredMessage(built.read("Hi")[0], 1, len(prompt)),
+            StoredMessage(assistant(sampled.decode()), 1, len(log), tuple(sampled)),
+        ]
+        messages = (*built.read("Hi"), assistant(sent), *built.read("bye"))
+        followed = follow_ids(text, root, messages, stored=stored, log=log)
+        assert followed.ids == text.full(root, messages)
+        empty = (*built.read("Hi"), assistant(""), *built.read("bye"))
+        followed = follow_ids(text, root, empty, stored=stored, log=log)
+        assert followed.ids == text.full(root, empty)

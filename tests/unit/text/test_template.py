@@ -25,6 +25,12 @@ def test_tojson_keeps_order_and_characters():
     assert render("{{ tools[0] | tojson(indent=1) }}", tools=[{"b": 1}]) == '{\n "b": 1\n}'
 
 
+def test_tojson_in_ascii_leaves_marks_alone():
+    source = "{{ tools[0] | tojson(ensure_ascii=True) }}"
+    tool = ["é\U0001f600", "\U0010fffd\U00100001"]
+    assert render(source, tools=[tool]) == '["\\u00e9\\ud83d\\ude00", "\U0010fffd\U00100001"]'
+
+
 def test_clock_stands_still():
     source = "{{ strftime_now('%d %b %Y %H:%M') }}"
     assert render(source, now_s=86400.0) == "02 Jan 1970 00:00"
