@@ -10,7 +10,9 @@ Every accepted turn ends in exactly one terminal event: a turn leaves ``_turns``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +36,7 @@ from sessionkv.engine.messages import (
     TurnDropped,
     TurnFinished,
     TurnReplayed,
+    TurnTokens,
 )
 from sessionkv.errors import (
     DuplicateRequest,
@@ -41,8 +44,11 @@ from sessionkv.errors import (
     IdempotencyConflict,
     ProtocolViolation,
     SessionKVError,
+    TurnFailed,
 )
 from sessionkv.ipc import messages as wire
+
+_log = logging.getLogger(__name__)
 
 LOCAL_TENANT = "local"
 
@@ -93,6 +99,9 @@ class Front:
             self._accept(connection, state, request)
         except SessionKVError as error:
             self.on_bad_request(connection, request.id, error)
+        except Exception as failure:  # noqa: BLE001 - one bad request must not end the engine
+            _log.exception("a %s request could not be handled", request.TYPE)
+            self.on_bad_request(connection, request.id, _unexpected(failure))
 
     def on_bad_request(self, connection: bytes, request_id: int, error: SessionKVError) -> None:
         """Answer a request that could not be taken in; ``request_id`` -1 when it is unknown."""
@@ -228,7 +237,18 @@ class Front:
         elif isinstance(message, CoreStopped):
             self._core_stopped(message)
         elif message.turn_id in self._turns:
-            self._on_turn(self._turns[message.turn_id], message)
+            turn = self._turns[message.turn_id]
+            with self._ending_on_failure(turn):
+                self._on_turn(turn, message)
+
+    @contextmanager
+    def _ending_on_failure(self, turn: FrontTurn) -> Iterator[None]:
+        """Text that cannot be made ends its turn, not the engine."""
+        try:
+            yield
+        except Exception as failure:  # noqa: BLE001 - the front's one boundary beside requests
+            _log.exception("the text of turn %d could not be made", turn.turn_id)
+            self.to_core.append(CancelTurn(turn.turn_id, error=_unexpected(failure)))
 
     def _on_turn(
         self, turn: FrontTurn,
@@ -254,11 +274,15 @@ class Front:
             turn = self._turns.get(new.turn_id)
             if turn is None or turn.stop is not None:
                 continue
-            text = turn.push(new)
-            if turn.stop is not None:
-                self.to_core.append(StopAt(turn.turn_id, turn.stop.num_tokens))
-            logprobs = turn.logprobs[new.offset :] if turn.wants_logprobs else None
-            self._send_delta(turn, new.offset, new.token_ids, text, logprobs)
+            with self._ending_on_failure(turn):
+                self._push(turn, new)
+
+    def _push(self, turn: FrontTurn, new: TurnTokens) -> None:
+        text = turn.push(new)
+        if turn.stop is not None:
+            self.to_core.append(StopAt(turn.turn_id, turn.stop.num_tokens))
+        logprobs = turn.logprobs[new.offset :] if turn.wants_logprobs else None
+        self._send_delta(turn, new.offset, new.token_ids, text, logprobs)
 
     def _send_delta(
         self, turn: FrontTurn, offset: int, token_ids: Any, text: str, logprobs: Any
@@ -316,3 +340,8 @@ class Front:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
+
+
+def _unexpected(failure: Exception) -> TurnFailed:
+    """An error for the client that tells nothing of the inside but its kind."""
+    return TurnFailed(f"the engine could not do this ({type(failure).__name__})")

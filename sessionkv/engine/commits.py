@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sessionkv.cache.tree import Change, TurnTree
 from sessionkv.engine.messages import CoreMessage
+from sessionkv.errors import SessionKVError
 from sessionkv.store.worker import StoreWorker
 
 
@@ -44,11 +45,19 @@ class Commits:
         return len(self._pending)
 
     def submit(self, commit: PendingCommit) -> None:
-        """Hand a change that the tree has already applied to the journal."""
+        """Hand a change that the tree has already applied to the journal.
+
+        Raises:
+            Overloaded: The journal takes no more; the change was taken back.
+        """
         ticket = self._next_ticket
         self._next_ticket += 1
+        try:
+            self._store.commit(ticket, commit.change.ops)
+        except SessionKVError:
+            self._tree.revert(commit.change)
+            raise
         self._pending[ticket] = commit
-        self._store.commit(ticket, commit.change.ops)
 
     def durable(self, ticket: int) -> PendingCommit | None:
         """The journal has it; None for a change that was already taken back."""

@@ -155,11 +155,27 @@ class Core:
 
     def _take_in(self) -> None:
         for message in self.inbox.drain(self._patience_s()):
-            self._handle(message, self._clock(), self._wall())
+            now = self._clock()
+            try:
+                self._handle(message, now, self._wall())
+            except Exception as failure:  # noqa: BLE001 - the actor's one boundary
+                _log.exception("a %s could not be handled", type(message).__name__)
+                self._give_up(message, failure, now)
         now = self._clock()
         if now >= self._tick_at:
             self._tick_at = now + _TICK_S
             self._tick(now)
+
+    def _give_up(self, message: object, failure: Exception, now: float) -> None:
+        """End what a message was about; the others go on."""
+        error = TurnFailed(f"the engine could not do this ({type(failure).__name__})")
+        if isinstance(message, Call | OpenSession):
+            self._turns.out.append(CallDone(message.call_id, error=error))
+            return
+        turn_id = getattr(message, "turn_id", None)
+        if turn_id is None:
+            raise failure  # the cache or the journal: nobody's request, so nobody's to fail
+        self._turns.drop(turn_id, error, now)
 
     def _patience_s(self) -> float:
         """How long to sleep for the inbox when there is nothing to compute."""
@@ -211,7 +227,7 @@ class Core:
         error = StoreUnavailable(f"the journal could not be written: {message.error}")
         for commit in self._commits.refused(message.ticket):
             if commit.turn_id is not None:
-                self._turns.not_durable(commit.turn_id, error, now)
+                self._turns.drop(commit.turn_id, error, now)
             elif commit.call_id is not None:
                 self._turns.out.append(CallDone(commit.call_id, error=error))
 

@@ -32,6 +32,16 @@ def explain_miss(turn: ActiveTurn, parts: CoreParts) -> MissReport:
     return MissReport(reason, token=cached, turn=_turn_at(turn, parts, cached))
 
 
+def missed_tokens(turn: ActiveTurn) -> int:
+    """Tokens of the known history that the turn computes; ask together with the reason."""
+    sequence = turn.sequence
+    if sequence is None:
+        return 0
+    accounting = sequence.accounting
+    cached = accounting.device_tokens + accounting.host_tokens + accounting.disk_tokens
+    return max(0, min(turn.known_tokens, sequence.num_prompt_tokens - 1) - cached)
+
+
 def _reason(turn: ActiveTurn, parts: CoreParts, cached: int, known: int) -> MissReason:
     if not parts.config.cache.prefix_cache:
         return MissReason.CACHE_OFF

@@ -32,7 +32,7 @@ from sessionkv.engine.messages import (
     TurnTokens,
     Verdict,
 )
-from sessionkv.engine.misses import explain_miss
+from sessionkv.engine.misses import explain_miss, missed_tokens
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent
 from sessionkv.errors import (
@@ -76,6 +76,7 @@ class ActiveTurn:
     chain: TokenChain | None = None
     known_tokens: int = 0
     miss: MissReport | None = None
+    missed_tokens: int = 0
     finished: TurnFinished | None = None
     judge_by_s: float = 0.0
 
@@ -321,14 +322,14 @@ class TurnDesk:
             return
         try:
             commit = self._commit_of(turn, message, wall)
+            if commit is not None:
+                self._commits.submit(commit)
         except SessionKVError as error:
             self._leave(turn, TurnDropped(message.turn_id, error), now)
             return
+        turn.phase = Phase.COMMITTING
         if commit is None:
             self._leave(turn, TurnCommitted(message.turn_id), now)
-            return
-        turn.phase = Phase.COMMITTING
-        self._commits.submit(commit)
 
     def _commit_of(self, turn: ActiveTurn, verdict: Verdict, wall: float) -> PendingCommit | None:
         """End the sequence and apply the turn to the tree; None when there is nothing to keep."""
@@ -397,6 +398,7 @@ class TurnDesk:
         turn = self.active.get(seq_id)
         if turn is not None and turn.miss is None and turn.sequence is not None:
             turn.miss = explain_miss(turn, self._parts)
+            turn.missed_tokens = missed_tokens(turn)
 
     def take_events(self, events: list[SequenceEvent], now: float) -> None:
         """Pass on what a step sampled, and end what it ended."""
@@ -430,7 +432,8 @@ class TurnDesk:
         if turn.ask.session is not None:
             turn.node_id = tree.reserve_node_id()
         miss = turn.miss or MissReport()
-        cache = replace(sequence.report(), miss=miss)
+        missed = {miss.reason.value: turn.missed_tokens} if turn.missed_tokens else {}
+        cache = replace(sequence.report(), miss=miss, miss_tokens=missed)
         turn.phase = Phase.JUDGING
         turn.judge_by_s = now + self._limits.verdict_timeout_s
         turn.finished = TurnFinished(
@@ -444,12 +447,6 @@ class TurnDesk:
         turn = self.active.get(turn_id)
         if turn is not None:
             self._leave(turn, TurnCommitted(turn_id), now)
-
-    def not_durable(self, turn_id: int, error: SessionKVError, now: float) -> None:
-        """The journal refused the turn; the tree has taken it back."""
-        turn = self.active.get(turn_id)
-        if turn is not None:
-            self._leave(turn, TurnDropped(turn_id, error), now)
 
     def tick(self, now: float) -> None:
         """End what has run out of time."""
@@ -474,6 +471,12 @@ class TurnDesk:
         times = [t.judge_by_s for t in self.active.values() if t.phase is Phase.JUDGING]
         times += [t.deadline_s for t in self.active.values() if t.deadline_s is not None]
         return min(times, default=None)
+
+    def drop(self, turn_id: int, error: SessionKVError, now: float) -> None:
+        """End one turn, whatever it is doing."""
+        turn = self.active.get(turn_id)
+        if turn is not None:
+            self._leave(turn, TurnDropped(turn_id, error), now)
 
     def drop_session(self, head: HeadId, error: SessionKVError, now: float) -> None:
         """End the running turn of a session and those in line, but not what is being committed."""
