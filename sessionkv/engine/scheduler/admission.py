@@ -22,7 +22,6 @@ MAX_IDLE_WAIT_STEPS = 16
 PATIENCE_S = 0.5
 """For so long others may be admitted past a sequence that finds no room; then they wait too."""
 
-_MAX_LOOKUPS = 2
 _MAX_TRIES_PER_STEP = 4
 _NOTHING_CACHED = Match(0, 0, 0)
 
@@ -76,7 +75,6 @@ class Admitter:
         self._queue_version += 1
         self.room_changed()
         sequence.ram_tokens = self._whole_blocks(sequence) if sequence.use_cache else 0
-        sequence.num_lookups = 0
 
     def left(self, sequence: Sequence) -> None:
         """It is out of the queue, admitted or not."""
@@ -92,7 +90,6 @@ class Admitter:
 
     def _look_up(self, sequence: Sequence, now: float) -> bool:
         query = self._kv.disk_query(sequence.chain)
-        sequence.num_lookups += 1
         if query is None:
             return False
         self._desk.give_back(sequence.receipt)
@@ -211,9 +208,11 @@ class Admitter:
             if self._should_wait(sequence, match, step_id):
                 self._waiters.add(sequence.seq_id)
                 return False
-            shrunk = match.num_tokens < sequence.ram_tokens
-            if shrunk and sequence.num_lookups < _MAX_LOOKUPS and self._look_up(sequence, now):
-                return False
+            if match.num_tokens < sequence.ram_tokens:
+                # Memory has lost some of it since disk was asked; each time there is less to lose.
+                sequence.ram_tokens = match.num_tokens
+                if self._look_up(sequence, now):
+                    return False
         admission = self._take_blocks(sequence, match)
         if admission is None:
             # Planning the spills may itself drop what is clean.

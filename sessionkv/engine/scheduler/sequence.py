@@ -156,7 +156,6 @@ class Sequence:
     resumed: bool = False
     share: Share = field(init=False)
     receipt: DiskReceipt | None = None
-    num_lookups: int = 0
     ram_tokens: int = 0
     tried_epoch: int = -1
     blocked_since: float | None = None

@@ -1,0 +1,30 @@
+import pytest
+
+from tests.builders.checksum import cold_oracle, tokens
+from tests.builders.mini_engine import MiniEngine
+
+B = 4
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+def test_tables_cover_what_is_written_and_full_blocks_are_hashed_once(length: int) -> None:
+    for new_tokens in range(1, 10):
+        engine = MiniEngine(8, block_size=B)
+        prompt = tokens(length)
+        seq_id = engine.submit(prompt, new_tokens)
+        table: list[int] = []
+        chain = engine.scheduler.get(seq_id).chain
+        while engine.step():
+            plan = engine.plans[-1]
+            for start in plan.starts:
+                table += start.block_ids
+            [step] = plan.steps
+            table += step.new_block_ids
+            written = step.start + len(step.token_ids)
+            needed = -(-written // B)
+            assert needed <= len(table) <= needed + 1
+            assert len(set(table)) == len(table)
+            assert len(chain.hashes) == len(chain) // B
+            assert len(set(chain.hashes)) == len(chain.hashes)
+        assert engine.outputs[seq_id] == cold_oracle(prompt, new_tokens)
+        engine.assert_idle()

@@ -1,0 +1,23 @@
+import pytest
+
+from tests.builders.checksum import cold_oracle, tokens
+from tests.builders.mini_engine import MiniEngine
+
+
+@pytest.mark.parametrize("edited", range(14))
+def test_nothing_past_the_common_prefix_is_read(edited: int) -> None:
+    engine = MiniEngine(12)
+    first = tokens(14)
+    engine.submit(first, 3)
+    engine.run()
+    second = [*first]
+    second[edited] = 99
+    seq_id = engine.submit(second, 3)
+    engine.run()
+    assert engine.outputs[seq_id] == cold_oracle(second, 3)
+    assert engine.reports[seq_id].device_tokens == edited
+    again = engine.submit(first, 3)
+    engine.run()
+    assert engine.outputs[again] == cold_oracle(first, 3)
+    assert engine.reports[again].device_tokens == 13
+    engine.assert_idle()
