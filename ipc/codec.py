@@ -143,7 +143,9 @@ def decode_reply(frames: Sequence[bytes]) -> m.Reply:
     if len(frames) != 1:
         raise ProtocolViolation(f"a message has exactly one frame, this one {len(frames)}")
     try:
-        values = msgpack.unpackb(frames[0], strict_map_key=False, ext_hook=_refuse_ext)
+        values = msgpack.unpackb(
+            frames[0], strict_map_key=False, ext_hook=_refuse_ext, max_ext_len=0
+        )
     except _UNPACK_ERRORS as error:
         raise ProtocolViolation(f"the reply cannot be read: {error}") from None
     if not isinstance(values, dict) or values.get("v") != m.PROTOCOL_VERSION:

@@ -83,7 +83,6 @@ class SocketTransport:
         self._pid = os.getpid()
         self._next_own_id = OWN_IDS + 1
         self._closing = False
-        self._told_lost = False
         self._dead: SessionKVError | None = None
         self._sink: ReplySink
         self._context: zmq.Context[zmq.Socket[bytes]]
@@ -237,9 +236,6 @@ class SocketTransport:
             missed=limits.get("missed_heartbeats", self._limits.missed_heartbeats),
         )
         self.welcome = welcome
-        if self._told_lost:
-            self._told_lost = False
-            self._sink.restored()
 
     def _beat(self, now_s: float) -> None:
         due = self._link.due(now_s)
@@ -256,6 +252,7 @@ class SocketTransport:
             self._sink.lost(self._loss("the engine did not come back"), final=True)
         elif due is Due.PROBE:
             if is_listening(self.endpoint):
+                self._sink.restored()  # what it sends now waits here for the welcome
                 self._socket = self._connect()
             else:
                 self._link.probed(now_s)
@@ -265,8 +262,7 @@ class SocketTransport:
         self._poller.unregister(self._socket)
         self._socket.close(0)
         self._link.lose(time.monotonic())
-        self._told_lost = True
-        self._sink.lost(self._loss(reason), final=False)
+        self._sink.lost(self._loss(reason), final=self._link.has_given_up)
         self._waiting.clear()
 
     def _loss(self, reason: str) -> ConnectionLost:

@@ -11,6 +11,7 @@ Times are the caller's monotonic seconds.
 from __future__ import annotations
 
 import enum
+import math
 
 PROBE_S = 0.2
 """How often a lost engine is looked for."""
@@ -59,6 +60,11 @@ class Link:
         """Silence that counts as a loss."""
         return self._heartbeat_s * self._missed
 
+    @property
+    def has_given_up(self) -> bool:
+        """Giving up was due and done since the last welcome."""
+        return self._give_up_s == math.inf
+
     def greeted(self, now_s: float) -> None:
         """Hello was sent on a new socket."""
         self.phase = Phase.GREETING
@@ -98,7 +104,7 @@ class Link:
 
     def gave_up(self) -> None:
         """Keyed requests were ended; probing goes on for later ones."""
-        self._give_up_s = float("inf")
+        self._give_up_s = math.inf
 
     def due(self, now_s: float) -> Due:
         """The most pressing thing to do."""

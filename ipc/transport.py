@@ -34,7 +34,7 @@ class ReplySink(Protocol):
         ...
 
     def restored(self) -> None:
-        """There is a new connection: send what may be sent again."""
+        """A new connection is on its way: send what may be sent again; it goes when it is up."""
         ...
 
 

@@ -151,7 +151,7 @@ class ClientCore:
             pending.push(_fresh(error))
 
     def restored(self) -> None:
-        """A new connection: the counts start anew, and keyed requests are sent again."""
+        """A new connection: its counts start anew, and keyed requests are sent again."""
         with self._lock:
             self._lost = None
             self._given_up = False

@@ -67,7 +67,9 @@ def test_giving_up_is_due_once_for_each_loss():
     link.lose(5.0)
     link.probed(34.99)
     assert link.due(35.0) is Due.GIVE_UP
+    assert not link.has_given_up
     link.gave_up()
+    assert link.has_given_up
     assert link.due(35.0) is Due.NOTHING
     link.greeted(36.0)
     link.lose(37.0)
@@ -75,6 +77,7 @@ def test_giving_up_is_due_once_for_each_loss():
     assert link.due(37.1) is Due.NOTHING
     link.greeted(38.0)
     link.welcomed(38.0, heartbeat_s=1.0, missed=3)
+    assert not link.has_given_up
     link.lose(39.0)
     link.probed(68.99)
     assert link.due(69.0) is Due.GIVE_UP
