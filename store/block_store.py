@@ -15,6 +15,7 @@ used by one thread.
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -407,8 +408,10 @@ class BlockStore:
 
 
 def _is_full(error: Exception) -> bool:
-    code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
-    return code in NO_SPACE
+    if isinstance(error, lmdb.Error):
+        # LMDB answers a short write, as a full disk makes it, with EIO.
+        return getattr(error, "code", None) in (*NO_SPACE, errno.EIO)
+    return isinstance(error, OSError) and error.errno in NO_SPACE
 
 
 def _shared_tokens(left: bytes, right: bytes) -> int:

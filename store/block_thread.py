@@ -230,8 +230,8 @@ class BlockThread:
 
     @staticmethod
     def _piece_blocks(job: _Job) -> int:
-        largest = max((view.nbytes for view in job.views), default=1)
-        return max(1, min(_WRITE_PIECE_BLOCKS, _WRITE_PIECE_BYTES // max(1, largest)))
+        block_bytes = max(1, job.views[0].nbytes) if job.views else 1  # all have one size
+        return max(1, min(_WRITE_PIECE_BLOCKS, _WRITE_PIECE_BYTES // block_bytes))
 
     def _finish(self, job: _Job) -> None:
         self._inbox.put(TransferResult(job.transfer.transfer_id, tuple(job.outcomes), job.busy_s))

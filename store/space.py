@@ -12,6 +12,7 @@ blocks.
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ from sessionkv.store.directory import disk_bytes
 from sessionkv.store.segments import SegmentFiles
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# Left free on the file system for the journal, whatever the cap: a cache must not stop turns.
+_RESERVE_BYTES, _RESERVE_PART = 64 * 1024**2, 20
 _EVICT_AT_ONCE = 1024
 _RECLAIM_AT_ONCE = 8
 # What the index may grow by in one batch: at worst it copies itself, up to what 64 records touch.
@@ -170,14 +173,12 @@ class Space:
     def _allocate(self, slots: list[int], count: int) -> None:
         """Extend ``slots`` to ``count`` as far as cap and disk allow."""
         self._disk_is_full = False
-        slack = self._slack()
-        room = self.cap_bytes - self.used_bytes() - slack
+        room = self._room()
         while len(slots) < count:
             if room < self._slot_bytes or self._disk_is_full:
                 if not self._drop_foreign():
                     return
-                room = self.cap_bytes - self.used_bytes() - slack
-                self._disk_is_full = False
+                room = self._room()
                 continue
             slot = self._holes.pop() if self._holes else self._end
             self._end = max(self._end, slot + 1)
@@ -192,6 +193,14 @@ class Space:
                 continue
             slots.append(slot)
             room -= self._slot_bytes
+
+    def _room(self) -> int:
+        """Bytes that new slots may take; notes whether it is the disk that has no more."""
+        disk = os.statvfs(self._folder)
+        reserve = min(_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // _RESERVE_PART)
+        free = disk.f_bavail * disk.f_frsize - reserve
+        self._disk_is_full = free < self._slot_bytes
+        return min(free, self.cap_bytes - self.used_bytes() - self._slack())
 
     def _evict(self, count: int, *, release: bool) -> list[int]:
         """Forget the coldest blocks; their slots, ready to be taken (or holes, when released)."""

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.types import MoveOutcome
@@ -86,6 +88,7 @@ def test_flips_in_segment_files(tmp_path: Path) -> None:
     assert misses > 70  # headers are half of this store, and mostly padding
 
 
+@pytest.mark.slow
 def test_flips_in_the_index(tmp_path: Path) -> None:
     rng = random.Random(12)
     path = tmp_path / "store"

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import lmdb
 import pytest
 
+from sessionkv.store.block_index import BlockIndex
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory, disk_bytes
 from sessionkv.store.segments import SegmentFiles
@@ -79,4 +83,66 @@ def test_off_when_nothing_can_go_and_on_again_when_space_returns(
         assert store.write(second, views[second.key]) is OK
         assert (store.enabled, store.stats().reason) == (True, "")
         assert store.verify() == (2, 0)
+        store.close()
+
+
+def test_room_is_left_for_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a small disk a twentieth stays free, however high the cap is."""
+    total, page = 2 * 2**20, 4096
+
+    def small_disk(path: Path) -> SimpleNamespace:
+        free = total - disk_bytes(path.parent)
+        return SimpleNamespace(f_blocks=total // page, f_frsize=page, f_bavail=free // page)
+
+    monkeypatch.setattr("sessionkv.store.space.os.statvfs", small_disk)
+    with StoreDirectory.open(tmp_path / "store") as directory:
+        store = BlockStore(directory, IDENTITY, geometry(BLOCK), cap_bytes=2**23)
+        for i in range(60):
+            record = block(ROOT, [i] * 4)
+            assert store.write(record, memoryview(payload(record, BLOCK))) is OK
+        assert total // 2 < disk_bytes(directory.blocks_path) <= total - total // 20
+        assert store.verify() == (store.stats().blocks, 0)
+        store.close()
+
+
+class FullIndex:
+    """Makes the transactions of the index fail for want of space, ``times`` times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        real = BlockIndex.write
+
+        def write(index: BlockIndex, work: Any) -> Any:
+            if self.times:
+                self.times -= 1
+                error = lmdb.DiskError("mdb_txn_commit: Input/output error")
+                error.code = errno.EIO  # type: ignore[misc]
+                raise error
+            return real(index, work)
+
+        monkeypatch.setattr(BlockIndex, "write", write)
+
+
+def test_an_index_that_cannot_grow_gets_room_and_one_retry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FullIndex(monkeypatch)
+    clock = Disk(0)
+    with StoreDirectory.open(tmp_path / "store") as directory:
+        store = BlockStore(directory, IDENTITY, geometry(BLOCK), cap_bytes=2**23, clock=clock.clock)
+        records = [block(ROOT, [i] * 4) for i in range(20)]
+        views = [memoryview(payload(record, BLOCK)) for record in records]
+        store.write_many(list(zip(records[:10], views, strict=False)))
+        full.times = 1
+        assert store.write(records[10], views[10]) is OK
+        assert store.evicted() == ()  # the slot taken for it was room enough
+        full.times = 3
+        assert store.write(records[11], views[11]) is NO_ROOM
+        assert not store.enabled
+        full.times = 0
+        clock.now_s += 31
+        assert store.write(records[11], views[11]) is OK
+        assert store.verify() == (12, 0)
+        stats = store.stats()
+        assert (stats.enabled, stats.used_bytes) == (True, disk_bytes(directory.blocks_path))
         store.close()
