@@ -15,7 +15,6 @@ used by one thread.
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -35,11 +34,12 @@ from sessionkv.store.record import (
     VERSION,
     RecordLayout,
     names_another,
+    shared_tokens,
     token_bytes,
     token_ids_of,
 )
 from sessionkv.store.segments import SegmentFiles
-from sessionkv.store.space import NO_SPACE, Space
+from sessionkv.store.space import Space, is_full
 from sessionkv.types import (
     BlockHash,
     BlockRecord,
@@ -275,13 +275,13 @@ class BlockStore:
             try:
                 outcomes = self._store(blocks)
             except (OSError, lmdb.Error) as error:
-                if not _is_full(error):
+                if not is_full(error):
                     raise
                 self._space.reclaim()
                 outcomes = self._store(blocks)
         except (OSError, lmdb.Error) as error:
             self._turn_off(error)
-            full = _is_full(error)
+            full = is_full(error)
             return [MoveOutcome.NO_ROOM if full else MoveOutcome.IO_ERROR] * len(blocks)
         if self._off_reason:
             _log.warning("the disk tier is on again")
@@ -391,7 +391,7 @@ class BlockStore:
         best: Entry | None = None
         best_shared = 0
         for child in self._index.children(txn, parent):
-            shared = _shared_tokens(child.tokens, tokens)
+            shared = shared_tokens(child.tokens, tokens)
             if shared > best_shared:
                 best, best_shared = child, shared
         if best is None:
@@ -405,18 +405,3 @@ class BlockStore:
                 f"a block has {self._layout.payload_bytes} bytes, not {view.nbytes}",
                 bytes=view.nbytes,
             )
-
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, lmdb.Error):
-        # LMDB answers a short write, as a full disk makes it, with EIO.
-        return getattr(error, "code", None) in (*NO_SPACE, errno.EIO)
-    return isinstance(error, OSError) and error.errno in NO_SPACE
-
-
-def _shared_tokens(left: bytes, right: bytes) -> int:
-    """Number of leading tokens that two runs of 4-byte ids share."""
-    most = min(len(left), len(right)) // 4
-    if left[: 4 * most] == right[: 4 * most]:
-        return most
-    return next(i for i in range(most) if left[4 * i : 4 * i + 4] != right[4 * i : 4 * i + 4])

@@ -84,6 +84,14 @@ def token_ids_of(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
+def shared_tokens(left: bytes, right: bytes) -> int:
+    """Number of leading tokens that two runs of 4-byte ids share."""
+    most = min(len(left), len(right)) // 4
+    if left[: 4 * most] == right[: 4 * most]:
+        return most
+    return next(i for i in range(most) if left[4 * i : 4 * i + 4] != right[4 * i : 4 * i + 4])
+
+
 def names_another(header: bytes | bytearray, key: bytes) -> bool:
     """Whether a header that is not the expected one is empty or a whole one of another block."""
     is_empty = not any(header[: _PREFIX.size])

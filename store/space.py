@@ -268,3 +268,11 @@ def _other_folders(folder: Path) -> list[tuple[Path, int]]:
             used_s = (index if index.exists() else path).stat().st_mtime
             others.append((used_s, path))
     return [(path, disk_bytes(path)) for _, path in sorted(others)]
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a failure may mean that the disk is full."""
+    if isinstance(error, lmdb.Error):
+        # LMDB answers a short write, as a full disk makes it, with EIO.
+        return getattr(error, "code", None) in (*NO_SPACE, errno.EIO)
+    return isinstance(error, OSError) and error.errno in NO_SPACE

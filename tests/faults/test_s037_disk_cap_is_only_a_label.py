@@ -14,7 +14,7 @@ from tests.builders.store import IDENTITY, ROOT, block, geometry, payload
 
 @pytest.mark.parametrize(
     ("cap_bytes", "block_bytes", "count"),
-    [(2**20, 65_536, 100), (2**20, 4096, 600), (3 * 2**20, 300_000, 40)],
+    [(2**20, 65_536, 100), (2**20, 4096, 250), (3 * 2**20, 300_000, 40)],
 )
 def test_never_above_the_cap_and_one_record(
     tmp_path: Path, cap_bytes: int, block_bytes: int, count: int
