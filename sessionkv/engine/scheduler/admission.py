@@ -141,7 +141,9 @@ class Admitter:
         Free of charge while nothing has changed since nobody could be admitted.
         """
         version = (self._epoch, self._queue_version)
-        if self._settled == version and not self._waiters:
+        if self._settled == version and all(
+            self._still_waits(self._sequences[seq_id], step_id) for seq_id in self._waiters
+        ):
             return
         ready = [
             sequence

@@ -57,11 +57,10 @@ class Share:
                 del siblings._children[oldest._key]
 
     def charge(self, served: int) -> None:
-        """Count tokens for this share and those above it."""
-        share: Share | None = self
-        while share is not None:
-            share.served += served
-            share = share.parent
+        """Count tokens for this share and the one above it."""
+        self.served += served
+        if self.parent is not None:
+            self.parent.served += served
 
 
 class FairShares:
