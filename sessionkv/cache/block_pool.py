@@ -60,7 +60,7 @@ class BlockPool:
             (0, True): OrderedDict(),
         }
         self._list_of: list[_Lru | None] = [None] * num_blocks
-        self._cold_list: dict[int, _Lru] = {}
+        self._moving: set[int] = set()
 
     # -- questions
 
@@ -77,7 +77,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks held by none and named by the index."""
-        return sum(map(len, self._lists.values()))
+        return sum(map(len, self._lists.values())) - len(self._moving)
 
     @property
     def num_leased(self) -> int:
@@ -112,8 +112,10 @@ class BlockPool:
             cached = self._list_of[block] is not None
             if (block in free) != (idle and not cached):
                 found.append(f"block {block} is free and held, or neither")
-            if cached and not (idle and self._keys[block] is not None):
-                found.append(f"block {block} is evictable and held, or has no key")
+            if cached and idle and self._keys[block] is None:
+                found.append(f"block {block} is evictable and has no key")
+            if cached and not idle and block not in self._moving:
+                found.append(f"block {block} is evictable and held")
             if self._filling[block] and idle:
                 found.append(f"block {block} is written by nobody")
         if sorted(listed) != [b for b in range(self.num_blocks) if self._list_of[b] is not None]:
@@ -169,19 +171,19 @@ class BlockPool:
         """Hold a cached, leased or filling block."""
         if self._leases[block] == 0:
             self._unlist(block)
-        elif self._cold_list:
-            self._cold_list.pop(block, None)
+        elif block in self._moving:
+            self._moving.remove(block)
+            self._unlist(block)
         self._leases[block] += 1
 
     def lease_for_move(self, block: int) -> None:
-        """Hold a block while it is copied away: not a use, so it returns to where it was taken.
+        """Hold a block while it is copied away: not a use, so it keeps its place in the order.
 
-        If a sequence holds it meanwhile, its release counts as one after all.
+        It is passed over there until it is released. If a sequence holds it meanwhile, its release
+        counts as a use after all.
         """
-        taken_from = self._list_of[block]
-        if taken_from is not None:
-            self._cold_list[block] = taken_from
-            self._unlist(block)
+        if self._list_of[block] is not None:
+            self._moving.add(block)
         elif self._leases[block] == 0:
             raise LeaseError(f"block {block} of {self.tier} is free")
         self._leases[block] += 1
@@ -201,14 +203,19 @@ class BlockPool:
         if self._filling[block]:
             self._leases[block] = 1
             raise LeaseError(f"block {block} of {self.tier} released while being written")
-        cold = self._cold_list.pop(block, None) if self._cold_list else None
+        moved = block in self._moving
+        self._moving.discard(block)
         if self._keys[block] is None:
+            if moved:
+                self._unlist(block)
             self._to_free(block)
             return
-        into = self._lists[0, not self._unfilled[block]] if cold is None else cold
+        if moved:
+            return
+        into = self._lists[0, not self._unfilled[block]]
         into[block] = None
         self._list_of[block] = into
-        if to_cold_end or cold is not None:
+        if to_cold_end:
             into.move_to_end(block, last=False)
 
     def release_chain(self, blocks: Iterable[int]) -> None:
@@ -265,6 +272,8 @@ class BlockPool:
         rank, full = place
         risen: list[tuple[int, int]] = []
         for block in self._lists[place]:
+            if block in self._moving:
+                continue
             true_rank = self._rank_of(block)
             if true_rank > rank:
                 risen.append((block, true_rank))

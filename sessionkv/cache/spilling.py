@@ -206,13 +206,11 @@ class Spiller:
     # -- answers
 
     def finish(self, result: TransferResult) -> None:
-        """Take in an answer. Sources return to the place they had in the order of eviction."""
+        """Take in an answer. Sources have kept their place in the order of eviction."""
         job = self._jobs.pop(result.transfer_id)
         transfer = job.transfer
         pool = self._pool(transfer.src)
-        done = list(zip(job.entries, transfer.moves, result.outcomes, strict=True))
-        # Each goes to the cold end when released, so the coldest is released last.
-        for entry, move, outcome in reversed(done):
+        for entry, move, outcome in zip(job.entries, transfer.moves, result.outcomes, strict=True):
             succeeded = outcome is MoveOutcome.OK
             self._residency.counters.count_move(transfer.src, transfer.dst, succeeded=succeeded)
             if transfer.dst is Tier.HOST:
