@@ -14,6 +14,8 @@ from typing import Any
 from sessionkv.ipc.messages import Done, Generate, Turn
 from sessionkv.types import SamplingParams
 
+_SAMPLING_DEFAULTS = asdict(SamplingParams())
+
 
 def pack(value: Any) -> bytes:
     """Any plain value as compact JSON; equal values give equal bytes."""
@@ -36,8 +38,16 @@ def _plain(value: Any) -> Any:
 
 
 def pack_sampling(sampling: SamplingParams) -> bytes:
-    """Sampling parameters as journalled with a turn."""
-    return pack(asdict(sampling))
+    """Sampling parameters as journalled with a turn; those at their default are left out."""
+    return pack(_said(sampling))
+
+
+def _said(sampling: SamplingParams) -> dict[str, Any]:
+    return {
+        name: value
+        for name, default in _SAMPLING_DEFAULTS.items()
+        if (value := getattr(sampling, name)) != default
+    }
 
 
 def pack_response(done: Done) -> bytes:
@@ -64,5 +74,5 @@ def request_digest(request: Turn | Generate) -> bytes:
         for name in getattr(cls, "__slots__", ())
         if name not in ("id", "stream", "deadline_s", "priority", "when_busy", "idempotency_key")
     }
-    fields["sampling"] = asdict(request.sampling)
+    fields["sampling"] = _said(request.sampling)
     return hashlib.sha256(request.TYPE.encode() + b"\0" + pack(fields)).digest()

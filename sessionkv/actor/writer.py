@@ -101,7 +101,7 @@ class Writer:
             token_ids=ids,
             num_messages=len(turn.messages),
             incoming_blob=dump_messages(turn.messages) if turn.messages else b"",
-            sampling_blob=pack_sampling(sampling),
+            sampling_blob=pack_sampling(sampling) if session is not None else b"",
             sampling=sampling,
             stop_token_ids=frozenset(stops),
             queue_when_busy=isinstance(request, wire.Turn) and request.when_busy == "queue",
