@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Passed to pip, e.g. PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu".
+# Passed to pip, e.g. PIP_ARGS="--extra-index-url URL" for builds without CUDA.
 PIP_ARGS ?=
 # Passed to pytest, e.g. PYTEST_ARGS="-m 'not slow' tests/unit".
 PYTEST_ARGS ?=
