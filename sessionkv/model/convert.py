@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sessionkv.errors import ModelError
+from sessionkv.errors import ModelBroken, ModelError
 from sessionkv.model.spec import spec_from_config
 
 _STEPS = 4
+_LAYER_PARTS = (
+    "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output",
+    "ffn_norm", "ffn_gate", "ffn_up", "ffn_down",
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -35,14 +40,17 @@ def convert(source: Path, folder: Path) -> None:
     """Write the folder.
 
     Raises:
-        ModelError: The model is not supported.
+        ModelError: The model is not supported, or the file is not complete.
     """
+    import gguf
     import torch
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
     at = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     _step(0)
+    reader = gguf.GGUFReader(source)
+    check_complete(source, reader)
     config = AutoConfig.from_pretrained(**at)
     plain = _plain_config(config.to_diff_dict() | {"architectures": None}, config)
     spec = spec_from_config(plain, str(source))
@@ -59,8 +67,26 @@ def convert(source: Path, folder: Path) -> None:
     _write_json(folder / "config.json", plain)
     _write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
     _step(3)
-    _write_tokenizer(source, folder)
+    _write_tokenizer(source, folder, reader.fields)
     _step(_STEPS)
+
+
+def check_complete(source: Path, reader: Any) -> None:
+    """Are all tensors there? transformers would fill what is missing with random numbers.
+
+    Raises:
+        ModelBroken: Naming what is missing.
+    """
+    fields = reader.fields
+    architecture = fields["general.architecture"].contents()
+    layers = fields.get(f"{architecture}.block_count")
+    if layers is None:
+        raise ModelBroken(f"{source} has no {architecture}.block_count")
+    wanted = ["token_embd.weight", "output_norm.weight"]
+    wanted += [f"blk.{i}.{part}.weight" for i in range(layers.contents()) for part in _LAYER_PARTS]
+    missing = sorted(set(wanted) - {tensor.name for tensor in reader.tensors})
+    if missing:
+        raise ModelBroken(f"{source} has no tensor {missing[0]} ({len(missing)} are missing)")
 
 
 def _plain_config(values: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -71,19 +97,17 @@ def _plain_config(values: dict[str, Any], config: Any) -> dict[str, Any]:
     return values
 
 
-def _write_tokenizer(source: Path, folder: Path) -> None:
+def _write_tokenizer(source: Path, folder: Path, fields: Mapping[str, Any]) -> None:
     """Save the tokenizer, with what transformers leaves out of a GGUF file's metadata.
 
     It drops ``add_bos_token`` and, for the ``smollm`` pre-tokenizer, the splitting of digits, which
     changes ids where spaces stand before a number.
     """
-    import gguf
     from tokenizers import Tokenizer, pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     tokenizer.save_pretrained(folder)
-    fields = gguf.GGUFReader(source).fields
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     add_bos = fields.get("tokenizer.ggml.add_bos_token")
     if add_bos is not None:

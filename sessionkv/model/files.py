@@ -1,11 +1,13 @@
-"""Files that appear whole or not at all, and locks between processes."""
+"""Files and folders that appear whole or not at all, whoever else makes them or dies."""
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +27,38 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def make_folder_once(
+    target: Path, locks: Path, make: Callable[[Path, int], Path], *, progress: ProgressSink
+) -> Path:
+    """The folder ``target``, made now if it is not there; returns it.
+
+    Safe when several processes ask at once (one works, the others wait for it) and when one is
+    killed in the middle (the next starts over; nothing half-made is ever under the final name).
+
+    Args:
+        target: Final place. What it holds must follow from its name alone.
+        locks: Folder for the lock file.
+        make: Makes the folder below the empty scratch folder it is given, and returns it. Also
+            given the lock's descriptor, for children to inherit.
+        progress: Told when another process has to be waited for.
+    """
+    if target.is_dir():
+        return target
+    with exclusive_lock(locks / f"{target.name}.lock", progress) as lock:
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".tmp-{target.name}-"
+        for left_over in target.parent.glob(f"{glob.escape(prefix)}*"):
+            shutil.rmtree(left_over)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
+        try:
+            make(scratch, lock).rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return target
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sessionkv.errors import ModelBroken, ModelUnsupported
-from sessionkv.model.files import exclusive_lock
+from sessionkv.model.files import make_folder_once
 from sessionkv.model.progress import Progress, ProgressSink
 from sessionkv.model.spec import FAMILIES
 
@@ -34,9 +33,6 @@ def prepared_folder(
 ) -> Path:
     """The converted folder of that name, made now if it is not there.
 
-    Safe when several processes ask at once (one works, the others wait) and when one is killed in
-    the middle (the next starts over; nothing half-made is ever under the final name).
-
     Args:
         name: Names the content: the same name is the same weights.
         cache_dir: Where prepared models live.
@@ -47,26 +43,17 @@ def prepared_folder(
         ModelBroken: The file is damaged.
         ModelUnsupported: The decoder cannot compute this model.
     """
+
+    def make(scratch: Path, lock: int) -> Path:
+        source = fetch(scratch)
+        check_gguf(source)
+        folder = scratch / "folder"
+        folder.mkdir()
+        _convert(source, folder, lock=lock, progress=progress)
+        return folder
+
     target = cache_dir / "models" / f"{name}-{_FORMAT}"
-    if target.is_dir():
-        return target
-    with exclusive_lock(cache_dir / "locks" / f"{name}.lock", progress) as lock:
-        if target.is_dir():
-            return target
-        for left_over in target.parent.glob(f".tmp-{name}-*"):
-            shutil.rmtree(left_over)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".tmp-{name}-"))
-        try:
-            source = fetch(draft)
-            check_gguf(source)
-            folder = draft / "folder"
-            folder.mkdir()
-            _convert(source, folder, lock=lock, progress=progress)
-            folder.rename(target)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    return target
+    return make_folder_once(target, cache_dir / "locks", make, progress=progress)
 
 
 def check_gguf(path: Path) -> None:

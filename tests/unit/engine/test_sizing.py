@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionkv.config import GIB, MIB, CacheConfig
+from sessionkv.engine.sizing import MachineMemory, MemoryPlan, measure, plan_memory
+from sessionkv.errors import ConfigError
+from sessionkv.types import KVGeometry
+
+GEOMETRY = KVGeometry(30, 3, 64, 16, "float32", 4)
+BLOCK = GEOMETRY.block_bytes
+
+
+def plan(
+    *, ram: int = 24 * GIB, disk: int = 100 * GIB, asked: int | None = None, **cache: Any
+) -> MemoryPlan:
+    return plan_memory(
+        CacheConfig(**cache),
+        GEOMETRY,
+        model_max_len=8192,
+        asked_max_len=asked,
+        machine=MachineMemory(available_ram_bytes=ram, free_disk_bytes=disk),
+    )
+
+
+def device_bytes(found: MemoryPlan) -> int:
+    return found.num_device_blocks * BLOCK + found.mirror_bytes
+
+
+def test_a_large_machine_meets_the_caps() -> None:
+    found = plan(ram=64 * GIB, disk=1024 * GIB)
+    assert BLOCK == 737280
+    assert device_bytes(found) == 4 * GIB
+    assert found.num_device_blocks == int(4 * GIB * (1 - 1 / 3)) // BLOCK
+    assert found.num_host_blocks == 2 * GIB // BLOCK
+    assert found.disk_bytes == 50 * GIB
+    assert (found.max_model_len, found.notes) == (8192, ())
+
+
+def test_a_small_machine_gives_shares() -> None:
+    found = plan(ram=4 * GIB, disk=20 * GIB)
+    assert device_bytes(found) == GIB
+    assert found.num_host_blocks == GIB // BLOCK
+    assert found.disk_bytes == 2 * GIB
+
+
+def test_explicit_sizes_are_taken_as_they_are() -> None:
+    found = plan(device_bytes=300 * MIB, host_bytes=10 * BLOCK + 5, disk_bytes=7)
+    assert device_bytes(found) == 300 * MIB
+    assert (found.num_host_blocks, found.disk_bytes) == (10, 7)
+
+
+def test_tiers_can_be_off() -> None:
+    found = plan(host_bytes=0, disk_bytes=0)
+    assert (found.num_host_blocks, found.disk_bytes) == (0, 0)
+
+
+def test_device_blocks_override_bytes() -> None:
+    found = plan(device_blocks=512, device_bytes=1)
+    assert found.num_device_blocks == 512
+    assert abs(found.mirror_bytes - 256 * BLOCK) <= 1
+
+
+def test_the_longest_sequence_shrinks_to_the_pool_and_says_so() -> None:
+    found = plan(device_blocks=10)
+    assert found.max_model_len == 161  # the last token of a sequence needs no slot
+    assert len(found.notes) == 1
+    assert "161" in found.notes[0]
+    assert "8192" in found.notes[0]
+
+
+def test_a_shorter_length_asked_for_needs_no_note() -> None:
+    found = plan(device_blocks=10, asked=160)
+    assert (found.max_model_len, found.notes) == (160, ())
+
+
+def test_a_length_beyond_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 9000; allowed: at most 8192"):
+        plan(asked=9000)
+
+
+def test_no_room_for_one_block_is_refused_with_what_is_needed() -> None:
+    with pytest.raises(ConfigError, match="at least") as caught:
+        plan(device_bytes=BLOCK)
+    needed = int(str(caught.value).split("at least ")[1].split(" ")[0])
+    assert plan(device_bytes=needed).num_device_blocks == 1
+
+
+def test_measure_looks_at_the_nearest_existing_folder(tmp_path: Path) -> None:
+    found = measure(tmp_path / "not" / "yet")
+    assert found.available_ram_bytes > 100 * MIB
+    assert found.free_disk_bytes > 0
