@@ -72,7 +72,8 @@ def request_digest(request: Turn | Generate) -> bytes:
         name: getattr(request, name)
         for cls in type(request).__mro__
         for name in getattr(cls, "__slots__", ())
-        if name not in ("id", "stream", "deadline_s", "priority", "when_busy", "idempotency_key")
+        if name
+        not in ("id", "stream", "deadline_s", "priority", "when_busy", "attempt", "idempotency_key")
     }
     fields["sampling"] = _said(request.sampling)
     return hashlib.sha256(request.TYPE.encode() + b"\0" + pack(fields)).digest()

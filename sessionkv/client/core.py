@@ -77,8 +77,11 @@ class ClientCore:
             if self._lost is None:  # otherwise it goes with the rest when there is a connection
                 try:
                     self._transport.send(pending.request)
-                except SessionKVError:
+                except BaseException as error:
                     del self._open[pending.request.id]
+                    pending.ended = True
+                    if not isinstance(error, SessionKVError):  # an interrupt: it may be on its way
+                        self._tell(Cancel, request=pending.request.id)
                     raise
         return pending
 
@@ -119,8 +122,12 @@ class ClientCore:
             raise EngineClosed("this client was made before a fork; make a new one in the child")
 
     def close(self) -> None:
-        """End the connection; what is open on it ends with ``EngineClosed``."""
-        self._transport.close()
+        """End the connection; what is open on it ends with ``EngineClosed``.
+
+        In a forked child it does nothing: the connection is the parent's.
+        """
+        if os.getpid() == self._pid:
+            self._transport.close()
 
     # -- for the transport ------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sessionkv.client import AsyncClient, Client, PinInfo, TierBytes
+from sessionkv.client.pending import Pending
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import (
     ConnectionLost,
@@ -197,19 +198,17 @@ def test_an_interrupt_cancels_the_turn(client, engine):
     assert session.turn("on").text == "on"
 
 
-def test_an_interrupt_cancels_a_stream(client, engine):
+def test_an_interrupt_cancels_a_stream(client, engine, monkeypatch):
+    def interrupted(pending: Pending, timeout_s: float | None = None) -> None:
+        raise KeyboardInterrupt
+
     stream = client.session("trip").stream("hold")
-
-    def interrupt() -> None:
-        engine.wait_for(m.Turn)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    helper = threading.Thread(target=interrupt)
-    helper.start()
-    with pytest.raises(KeyboardInterrupt):
-        next(stream)
-    helper.join()
+    with monkeypatch.context() as patch:
+        patch.setattr(Pending, "get", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
     engine.wait_for(m.Cancel)
+    assert list(stream) == []
 
 
 def test_errors_of_the_engine_have_their_class_and_details(client, engine):
