@@ -23,6 +23,7 @@ from rich.text import Text
 from sessionkv import (
     CacheConfig,
     CacheReport,
+    Client,
     EngineConfig,
     EngineProcess,
     SamplingParams,
@@ -36,20 +37,18 @@ OPENING = (
     "Where should I eat?",
     "What can I do there when it rains?",
 )
-OTHERS = (
-    "a baker",
-    "a pilot",
-    "a gardener",
-    "a diver",
-    "a smith",
-    "a weaver",
-    "a judge",
-    "a clown",
+GUESTS = ("baker", "pilot", "gardener", "diver", "smith", "weaver", "judge", "clown")
+NEWS = (
+    "Good morning! I have just arrived on the early ferry, the sun is out, the market is setting "
+    "up its stalls, somebody plays the accordion by the fountain, and the smell of fresh bread "
+    "comes all the way down to the quay. I have one day, two good shoes and no plan at all. My "
+    "grandmother was born here, in the yellow house behind the church, and she told me that you "
+    "know everybody and everything. What should I not miss, and what should I stay away from?"
 )
 REPLY_TOKENS = 32
-CACHE = CacheConfig(device_blocks=48, host_bytes=16 * 2**20)  # 48 * 16 tokens, and half as many
-MAX_MODEL_LEN = 768
-CONSOLE = Console(highlight=False)
+CACHE = CacheConfig(device_blocks=32, host_bytes=12 * 2**20)  # 512 tokens, and half as many
+MAX_MODEL_LEN = 512
+CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class Demo:
     def __init__(self, model: str, store: str, *, cache: CacheConfig = CACHE) -> None:
         self.model = model
         self.store = store
+        self.cache = cache
         self.config = EngineConfig(max_model_len=MAX_MODEL_LEN, cache=cache)
         self.lines: list[Line] = []
         self.sampling = SamplingParams(temperature=0.0, max_tokens=REPLY_TOKENS)
@@ -90,12 +90,18 @@ class Demo:
 
     def turn(self, session: Session, text: str, *, stage: str) -> None:
         """One turn, its reply as it comes, and where its prompt came from."""
-        CONSOLE.print(Text.assemble((f"\n{session.name}", "bold cyan"), (f"  {text}", "bold")))
+        said = Text.assemble((session.name, "bold cyan"), (f"  {shortened(text)}", "bold"))
+        CONSOLE.print("\n", said, sep="")
         for event in session.stream(text, sampling=self.sampling):
             CONSOLE.print(Text(event.text), end="")
             if event.result is not None:
                 CONSOLE.print(Text("\n" + report(event.result.cache), "dim"))
                 self.lines.append(Line(stage, session.name, event.result.cache))
+
+
+def shortened(text: str) -> str:
+    """What is sent, cut to a line."""
+    return text if len(text) <= 70 else text[:67] + "..."
 
 
 def report(cache: CacheReport) -> str:
@@ -104,7 +110,7 @@ def report(cache: CacheReport) -> str:
     return (
         f"  prompt {cache.prompt_tokens} = {cache.device_tokens} device + {cache.host_tokens} host"
         f" + {cache.disk_tokens} disk + {cache.computed_tokens} computed"
-        f" | TTFT {cache.ttft_ms:.0f} ms | {cache.decode_tokens_per_s:.1f} tokens/s | miss: {miss}"
+        f" | TTFT {cache.ttft_ms:.0f} ms | {cache.decode_tokens_per_s:.1f} tok/s | miss: {miss}"
     )
 
 
@@ -126,15 +132,15 @@ def first_life(demo: Demo, engine: EngineProcess) -> None:
     branch = guide.fork("guide-b")
     demo.turn(branch, "And what if it snows?", stage="fork")
 
-    heading(f"3. Pressure: {len(OTHERS)} more conversations in {CACHE.device_blocks} device blocks")
-    for number, who in enumerate(OTHERS, start=1):
-        other = client.open(f"guest-{number}", system=f"You are {who} in a small harbour town.")
-        demo.turn(other, "Describe your day from morning to night.", stage="pressure")
-        demo.turn(other, "And what do you dream of?", stage="pressure")
+    heading(f"3. Pressure: {len(GUESTS)} more conversations in {demo.cache.device_blocks} blocks")
+    for trade in GUESTS:
+        guest = client.open(trade, system=f"You are the {trade} of a small harbour town.")
+        demo.turn(guest, NEWS, stage="pressure")
+    show_tiers(client)
 
-    heading("4. The first conversation again: its blocks come back from the tiers below")
+    heading("4. Cold conversations again: their blocks come back from the tiers below")
+    demo.turn(client.open(GUESTS[-4]), "Thank you!", stage="back")
     demo.turn(guide, "Is there a museum?", stage="back")
-    show_tiers(guide)
     client.flush()
 
 
@@ -146,21 +152,25 @@ def second_life(demo: Demo, engine: EngineProcess) -> None:
     demo.turn(guide, "And the second?", stage="restart")
 
 
-def show_tiers(session: Session) -> None:
-    """Where the session's KV lies now."""
+def show_tiers(client: Client) -> None:
+    """How full each tier is now."""
+    tiers = client.stats()["kv"]
     places = ", ".join(
-        f"{(held.exclusive + held.shared) / 2**20:.1f} MiB in {tier}"
-        for tier, held in session.info().bytes.items()
+        f"{tiers[tier]['used_bytes'] / 2**20:.1f} MiB in {tier}"
+        for tier in ("device", "host", "disk")
     )
-    CONSOLE.print(Text(f"  KV of {session.name}: {places}", "dim"))
+    CONSOLE.print(Text(f"\n  KV of all conversations: {places}", "dim"))
 
 
 def summary(lines: list[Line]) -> Table:
     """All turns, one row each."""
-    table = Table(title="Where each prompt came from (tokens)", title_justify="left")
+    table = Table(
+        title="Where each prompt came from, in tokens", title_justify="left", box=None,
+        padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
     for column in ("act", "session"):
         table.add_column(column)
-    for column in ("prompt", "device", "host", "disk", "computed", "TTFT ms", "tokens/s"):
+    for column in ("prompt", "device", "host", "disk", "computed", "TTFT ms", "tok/s"):
         table.add_column(column, justify="right")
     table.add_column("miss")
     for line in lines:
@@ -170,7 +180,8 @@ def summary(lines: list[Line]) -> Table:
             cache.computed_tokens,
         )  # fmt: skip
         rates = (f"{cache.ttft_ms:.0f}", f"{cache.decode_tokens_per_s:.1f}")
-        table.add_row(line.stage, line.session, *map(str, counts), *rates, cache.miss.reason.value)
+        miss = cache.miss.reason.value
+        table.add_row(line.stage, line.session, *map(str, counts), *rates, miss)
     return table
 
 

@@ -9,12 +9,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sessionkv.cli import output
 from sessionkv.cli.hints import hint_for
 from sessionkv.config import EngineConfig, user_cache_dir
-from sessionkv.errors import ModelError, SessionKVError
+from sessionkv.engine.sizing import MachineMemory, measure, plan_memory
+from sessionkv.errors import ConfigError, ModelError, ModelNotFound, SessionKVError
+from sessionkv.types import KVGeometry
+
+if TYPE_CHECKING:
+    from sessionkv.model.spec import ModelSpec
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2", "msgpack", "pyzmq", "lmdb", "xxhash")
 FP32_BYTES = 4
@@ -31,25 +36,15 @@ class Finding:
     advice: str = ""
 
 
-def available_memory_bytes() -> int:
-    """Memory that a new process can use without swapping."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def check_machine() -> Iterator[Finding]:
     """Processor, memory, system."""
     yield Finding("system", f"{platform.platform()}, Python {platform.python_version()}")
     if sys.platform == "win32":
         yield Finding("system", "Windows is not supported", "Use Linux, macOS or WSL.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield Finding("processor", f"{platform.machine()}, {cores} usable cores")
-    yield Finding("memory", f"{output.size(available_memory_bytes())} available")
+    yield Finding("memory", f"{output.size(memory)}")
 
 
 def check_libraries() -> Iterator[Finding]:
@@ -77,45 +72,76 @@ def check_libraries() -> Iterator[Finding]:
 
 
 def check_model(config: EngineConfig) -> Iterator[Finding]:
-    """Whether the model is there and supported, what it weighs, and how many tokens fit."""
+    """Whether the model is there and supported, and what of it fits."""
     try:
         from sessionkv.model.prepare import prepare_model
+
+        prepared = prepare_model(
+            config.model, cache_dir=config.model_cache or user_cache_dir(), offline=True
+        )
     except ImportError as error:
         yield Finding("model", f"cannot be looked at: {error}", "Install what is missing.")
         return
-    try:
-        spec = prepare_model(
-            config.model, cache_dir=config.model_cache or user_cache_dir(), offline=True
-        ).spec
-    except ModelError as error:
-        yield Finding("model", error.message, hint_for(error) or "")
+    except ModelNotFound as error:
+        fetched = "`sessionkv serve` fetches it, with network. " if not config.offline else ""
+        yield Finding("model", error.message, fetched + (hint_for(error) or ""))
         return
-    weights = spec.num_parameters * FP32_BYTES
-    token_bytes = 2 * spec.num_layers * spec.kv_size * FP32_BYTES
+    except ModelError as error:
+        yield Finding("model", error.message, hint_for(error) or "Take another model.")
+        return
+    yield from size_up(config, prepared.spec, measure(config.store or user_cache_dir()))
+
+
+def size_up(config: EngineConfig, spec: ModelSpec, machine: MachineMemory) -> Iterator[Finding]:
+    """What the model weighs, and how many tokens ``serve`` would keep in each tier."""
+    weights_bytes = _num_parameters(spec) * FP32_BYTES
+    geometry = KVGeometry(
+        num_layers=spec.num_layers, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
+        block_size=config.cache.block_size, dtype="float32", element_bytes=FP32_BYTES,
+    )  # fmt: skip
     yield Finding(
         "model",
-        f"{config.model}: {spec.family}, {spec.num_layers} layers, "
-        f"window {spec.max_model_len:,} tokens, weights {output.size(weights)} in fp32",
+        f"{config.model}: {spec.family}, {spec.num_layers} layers, window "
+        f"{spec.max_model_len:,} tokens, weights {output.size(weights_bytes)} in fp32",
     )
     yield Finding(
         "KV",
-        f"{output.size(token_bytes)} a token, "
-        f"{output.size(token_bytes * config.cache.block_size)} a block of "
-        f"{config.cache.block_size}",
+        f"{output.size(geometry.token_bytes)} a token, {output.size(geometry.block_bytes)} a "
+        f"block of {geometry.block_size}",
     )
-    available = available_memory_bytes()
-    if weights * ROOM_FACTOR > available:
+    available = machine.available_ram_bytes
+    if weights_bytes * ROOM_FACTOR > available:
         yield Finding(
-            "model",
-            f"the weights need {output.size(weights)}, {output.size(available)} are available",
+            "memory",
+            f"the weights need {output.size(weights_bytes)} of {output.size(available)} available",
             "Take a smaller model, or free memory.",
         )
-    yield from _check_tiers(config, token_bytes)
+    try:
+        plan = plan_memory(
+            config.cache, geometry, model_max_len=spec.max_model_len,
+            asked_max_len=config.max_model_len, machine=machine,
+        )  # fmt: skip
+    except ConfigError as error:
+        yield Finding("tiers", error.message, "Correct it; `sessionkv config show` says where.")
+        return
+    for tier, num_blocks in (
+        ("device", plan.num_device_blocks),
+        ("host", plan.num_host_blocks),
+        ("disk", plan.disk_bytes // geometry.block_bytes),
+    ):
+        held = output.size(num_blocks * geometry.block_bytes)
+        yield Finding(tier, f"{held} of KV = {num_blocks * geometry.block_size:,} tokens")
+    for note in plan.notes:
+        yield Finding("window", note)
 
 
-def _check_tiers(config: EngineConfig, token_bytes: int) -> Iterator[Finding]:
-    """How many tokens each tier would hold, as ``serve`` would size it now."""
-    yield Finding("tiers", f"{token_bytes} {config.cache}")
+def _num_parameters(spec: ModelSpec) -> int:
+    """Weights of the model, tied ones once; norms and biases are too few to matter."""
+    heads = spec.num_heads + spec.num_kv_heads
+    attention = 2 * spec.hidden_size * heads * spec.head_dim
+    layer = attention + 3 * spec.hidden_size * spec.intermediate_size
+    embeddings = (1 if spec.tied_embeddings else 2) * spec.vocab_size * spec.hidden_size
+    return spec.num_layers * layer + embeddings
 
 
 def check_store(config: EngineConfig) -> Iterator[Finding]:

@@ -95,7 +95,13 @@ def miss_text(report: CacheReport) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> Table:
     """A plain table; columns whose name starts with ``>`` are aligned to the right."""
-    built = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    built = Table(
+        title=title or None,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        show_header=any(columns),
+    )
     for column in columns:
         right = column.startswith(">")
         built.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")

@@ -22,6 +22,8 @@ def run(args: argparse.Namespace) -> int:
         def ready(info: Mapping[str, Any]) -> None:
             progress.close()
             output.stdout().print(output.pairs(summary(info)))
+            for note in info.get("notes", ()):
+                output.stdout().print(f"note: {note}", markup=False)
             output.stdout().print("ready")
             sys.stdout.flush()
 

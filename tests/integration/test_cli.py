@@ -1,0 +1,176 @@
+"""The command line against real engine processes, without a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SESSIONKV = (sys.executable, "-m", "sessionkv")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one test's engines listen and keep things."""
+
+    endpoint: str
+    store: Path
+    environ: dict[str, str]
+
+    def run(
+        self, *args: str, stdin: str = "", endpoint: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        where = ("--endpoint", self.endpoint) if endpoint else ()
+        return subprocess.run(
+            [*SESSIONKV, *args, *where],
+            cwd=ROOT, env=self.environ, input=stdin, capture_output=True, text=True, check=False,
+            timeout=60,
+        )  # fmt: skip
+
+    @contextmanager
+    def serving(self, *flags: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+        """``sessionkv serve checksum`` and what it printed up to ``ready``."""
+        args = ("serve", "checksum", "--endpoint", self.endpoint, "--store", str(self.store))
+        process = subprocess.Popen(
+            [*SESSIONKV, *args, *flags],
+            cwd=ROOT, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process.stdout, process.stderr:
+            try:
+                printed = []
+                for line in process.stdout:
+                    printed.append(line.rstrip("\n"))
+                    if printed[-1] == "ready":
+                        break
+                assert printed, process.stderr.read()
+                assert printed[-1] == "ready", printed
+                yield process, printed
+            finally:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Short paths: a socket's has at most 107 bytes."""
+    folder = tmp_path_factory.mktemp("cli")
+    environ = os.environ | {
+        "XDG_DATA_HOME": str(folder / "data"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_RUNTIME_DIR": str(folder / "run"),
+        "OMP_NUM_THREADS": "1",
+    }
+    return Place(f"ipc://{folder}/e.sock", folder / "store", environ)
+
+
+def test_serve_says_what_it_serves_drains_and_exits_0(place: Place) -> None:
+    with place.serving("--host-bytes", "1MiB") as (process, printed):
+        facts = {line.split()[0]: line.partition(" ")[2].strip() for line in printed[:-1]}
+        assert facts["socket"] == place.endpoint
+        assert facts["pid"] == str(process.pid)
+        assert facts["model"] == "checksum"
+        assert facts["host"] == "up to 1.0 MiB"
+        assert facts["disk"].endswith(f"in {place.store}")
+        assert "blocks of 16 tokens" in facts["device"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_second_serve_names_the_first(place: Place) -> None:
+    with place.serving() as (process, _):
+        again = place.run("serve", "checksum", "--store", str(place.store) + "-2")
+        assert again.returncode == 1
+        assert str(process.pid) in again.stderr
+        assert "Traceback" not in again.stderr
+        other = place.run(
+            "serve", "checksum", "--store", str(place.store), "--endpoint", place.endpoint + "2",
+            endpoint=False,
+        )  # fmt: skip
+        assert other.returncode == 1
+        assert str(process.pid) in other.stderr
+
+
+def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
+    with place.serving():
+        flags = ("--session", "trip", "--temperature", "0", "--max-tokens", "8")
+        first = place.run("chat", *flags, stdin="hello\n")
+        assert first.returncode == 0, first.stderr
+        assert "miss: first_turn" in first.stderr
+        second = place.run("chat", *flags, stdin="and again\n/fork other\n")
+        assert second.stderr.startswith("resumed trip after 1 turns\n")
+        assert "no miss" in second.stderr
+        listed = json.loads(place.run("sessions", "ls", "--json").stdout)
+        assert [(info["name"], info["turns"]) for info in listed] == [("other", 2), ("trip", 2)]
+        assert place.run("sessions", "pin", "trip", "--tier", "disk").returncode == 0
+        assert place.run("sessions", "rewind", "trip").returncode == 0
+        shown = json.loads(place.run("sessions", "show", "trip", "--json").stdout)
+        assert (shown["turns"], shown["pin"]["tier"]) == (1, "disk")
+        assert place.run("sessions", "rm", "other").returncode == 0
+        assert place.run("sessions", "show", "other").returncode == 1
+        stats = json.loads(place.run("stats", "--json").stdout)
+        assert stats["generation_tokens"] == 16
+        assert place.run("stats").returncode == 0
+        doctor = place.run("doctor", "--offline")
+        assert f"{place.endpoint}: running" in " ".join(doctor.stdout.split())
+
+
+def test_chat_starts_a_private_engine_that_remembers(place: Place) -> None:
+    flags = ("chat", "--model", "checksum", "--max-tokens", "8")
+    first = place.run(*flags, stdin="hello\n", endpoint=False)
+    assert first.returncode == 0, first.stderr
+    second = place.run(*flags, stdin="/info\n", endpoint=False)
+    assert "resumed chat after 1 turns" in second.stderr
+
+
+def test_without_an_engine_the_error_is_one_line_and_advice(place: Place) -> None:
+    done = place.run("sessions", "ls")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("sessionkv: ")
+    assert "sessionkv serve" in lines[1]
+    assert len(lines) == 2
+
+
+def read_until(terminal: int, text: str) -> str:
+    """Everything the program wrote up to ``text``."""
+    seen = ""
+    while text not in seen:
+        seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen
+
+
+def test_chat_in_a_terminal(place: Place) -> None:
+    with place.serving():
+        terminal, side = pty.openpty()
+        try:
+            process = subprocess.Popen(
+                [*SESSIONKV, "chat", "--endpoint", place.endpoint, "--max-tokens", "8"],
+                cwd=ROOT, env=place.environ | {"TERM": "dumb"},
+                stdin=side, stdout=side, stderr=side, start_new_session=True,
+            )  # fmt: skip
+            os.close(side)
+            assert "/rewind" in read_until(terminal, "chat> ")
+            os.write(terminal, b"hello\n")
+            assert "miss: first_turn" in read_until(terminal, "chat> ")
+            os.write(terminal, b"/fork b\n")
+            read_until(terminal, "b> ")
+            os.write(terminal, b"/quit\n")
+            assert process.wait(30) == 0
+        finally:
+            os.close(terminal)
+    history = Path(place.environ["XDG_CACHE_HOME"]) / "sessionkv" / "chat_history"
+    assert history.read_text().splitlines() == ["hello", "/fork b", "/quit"]
+    assert history.stat().st_mode & 0o077 == 0

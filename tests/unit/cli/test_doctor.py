@@ -1,0 +1,100 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sessionkv.cli import doctor_checks
+from sessionkv.cli.doctor_checks import Finding, check_engine, check_model, check_store, size_up
+from sessionkv.config import CacheConfig, EngineConfig
+from sessionkv.engine.sizing import MachineMemory
+from sessionkv.model.spec import spec_from_config
+
+SPEC = spec_from_config(
+    {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "hidden_act": "silu", "torch_dtype": "float32",
+    }
+)  # fmt: skip
+CONFIG = EngineConfig(
+    model="m", cache=CacheConfig(device_blocks=64, host_bytes=2**20, disk_bytes=0)
+)
+
+
+def texts(findings: list[Finding], topic: str) -> list[str]:
+    return [finding.text for finding in findings if finding.topic == topic]
+
+
+def test_size_up_counts_weights_kv_and_tokens() -> None:
+    found = list(size_up(CONFIG, SPEC, MachineMemory(2**34, 2**40)))
+    assert [finding for finding in found if finding.advice] == []
+    # 2 layers of (64*(4+2)*16*2 + 3*64*128) and 1000*64, in fp32.
+    assert texts(found, "model") == [
+        "m: llama, 2 layers, window 512 tokens, weights 538.0 KiB in fp32"
+    ]
+    # 2 layers * (K, V) * 2 heads * 16 * 4 bytes.
+    assert texts(found, "KV") == ["512 B a token, 8.0 KiB a block of 16"]
+    assert texts(found, "device") == ["512.0 KiB of KV = 1,024 tokens"]
+    assert texts(found, "host") == ["1.0 MiB of KV = 2,048 tokens"]
+    assert texts(found, "disk") == ["0 B of KV = 0 tokens"]
+
+
+def test_size_up_says_when_the_weights_do_not_fit() -> None:
+    found = list(size_up(CONFIG, SPEC, MachineMemory(600 * 1024, 2**40)))
+    [problem] = [finding for finding in found if finding.advice]
+    assert problem.text == "the weights need 538.0 KiB of 600.0 KiB available"
+
+
+def test_size_up_says_that_the_window_shrinks() -> None:
+    config = replace(CONFIG, cache=replace(CONFIG.cache, device_blocks=8))
+    found = list(size_up(config, SPEC, MachineMemory(2**34, 2**40)))
+    assert texts(found, "window")[0].startswith("the window is 129 tokens instead of 512")
+
+
+def test_size_up_refuses_a_window_that_the_model_has_not() -> None:
+    config = replace(CONFIG, max_model_len=4096)
+    [problem] = [f for f in size_up(config, SPEC, MachineMemory(2**34, 2**40)) if f.advice]
+    assert problem.text == "max_model_len is 4096; allowed: at most 512, the model's own"
+
+
+def test_missing_model_is_a_finding() -> None:
+    [finding] = list(check_model(replace(CONFIG, model="/nonexistent/model.gguf")))
+    assert finding.text.startswith("/nonexistent/model.gguf does not exist")
+    assert finding.advice
+
+
+def test_store_open_to_others_is_a_finding(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    place, problem = check_store(replace(CONFIG, store=tmp_path))
+    assert place.text.startswith(f"{tmp_path} (exists), ")
+    assert problem.advice == f"chmod 700 {tmp_path}"
+    tmp_path.chmod(0o700)
+    assert len(list(check_store(replace(CONFIG, store=tmp_path)))) == 1
+
+
+def test_store_that_will_be_made_is_none(tmp_path: Path) -> None:
+    [finding] = list(check_store(replace(CONFIG, store=tmp_path / "a" / "b")))
+    assert "(will be made)" in finding.text
+    assert not (tmp_path / "a").exists()
+
+
+def test_no_engine_is_no_problem(tmp_path: Path) -> None:
+    [finding] = list(check_engine(f"ipc://{tmp_path}/e.sock"))
+    assert finding == Finding("engine", f"ipc://{tmp_path}/e.sock: no engine is running")
+    (tmp_path / "e.sock").touch()
+    [finding] = list(check_engine(f"ipc://{tmp_path}/e.sock"))
+    assert finding.text.endswith("a dead engine's socket is there")
+
+
+def test_bad_endpoint_is_a_finding() -> None:
+    [finding] = list(check_engine("http://localhost"))
+    assert "ipc://" in finding.text
+
+
+def test_missing_library_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_checks, "LIBRARIES", ("msgpack", "no-such-library", "torch"))
+    problems = [f for f in doctor_checks.check_libraries() if f.advice]
+    assert problems == [
+        Finding("libraries", "missing: no-such-library", "pip install no-such-library")
+    ]
