@@ -79,14 +79,18 @@ def find(
     on_disk = {block.record.key: block for block in receipt.blocks} if receipt else {}
     sources = _full_blocks(chain, usable, (index.entries, staged, on_disk), in_flight)
     length = len(sources)
-    tail, tail_tokens = _tail(chain, length, index, receipt)
+    next_key = chain.hashes[length] if length < usable else None
+    tail: Source | None = None
+    tail_tokens = 0
+    if next_key is None or next_key not in in_flight:
+        tail, tail_tokens = _tail(chain, length, index, receipt)
     return Found(
         version=version,
         sources=sources,
         tail=tail,
         tail_tokens=tail_tokens,
         disk_below=disk and receipt is None and _more_on_disk(chain, sources),
-        next_key=chain.hashes[length] if length < usable else None,
+        next_key=next_key,
     )
 
 
@@ -119,7 +123,8 @@ def _tail(
 ) -> tuple[Source | None, int]:
     """Best partial match past ``block`` full ones, from memory before disk where equal."""
     start = block * chain.block_size
-    wanted = chain.token_ids[start : min(start + chain.block_size, len(chain) - 1)]
+    # Never the whole block: one that could be used whole is not a tail, and has been passed over.
+    wanted = chain.token_ids[start : min(start + chain.block_size, len(chain)) - 1]
     if not wanted:
         return None, 0
     parent = chain.parent(block)

@@ -1,0 +1,399 @@
+"""A world around the cache manager whose memory can be read back: every table, every tier.
+
+The KV of position p is the cell ``(token, digest of tokens[0..p])``. Steps write cells through the
+tables the manager gives, transfers copy whole blocks, freed blocks are poisoned. Whoever reads a
+table then either finds exactly the cells of its chain, or a fault.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sessionkv.cache.chain import TokenChain
+from sessionkv.cache.manager import KVCacheManager
+from sessionkv.cache.prefix_index import common_prefix
+from sessionkv.cache.retention_view import RetentionView
+from sessionkv.types import (
+    Admission,
+    BlockCopy,
+    BlockHash,
+    BlockRecord,
+    DiskBlock,
+    DiskQuery,
+    DiskReceipt,
+    Fetched,
+    MoveOutcome,
+    Tier,
+    Transfer,
+    TransferResult,
+)
+
+ROOT = BlockHash(b"identity of the tests".ljust(32, b"."))
+B = 4
+POISON = (-1, -1)
+Cell = tuple[int, int]
+Outcome = Callable[[Transfer, int], MoveOutcome]
+
+
+def T(n: int, start: int = 0) -> list[int]:
+    """``n`` invented token ids."""
+    return [(7 * i + 3) % 90 + 5 for i in range(start, start + n)]
+
+
+def cells_of(token_ids: Sequence[int]) -> list[Cell]:
+    """The cell of each position."""
+    digest = 0
+    cells = []
+    for token in token_ids:
+        digest = zlib.crc32(token.to_bytes(4, "little"), digest)
+        cells.append((token, digest))
+    return cells
+
+
+def always(outcome: MoveOutcome) -> Outcome:
+    return lambda transfer, position: outcome
+
+
+OK = always(MoveOutcome.OK)
+
+
+class FakeDisk:
+    """Records by key with slots; full, it drops the oldest record that no receipt holds."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.records: dict[BlockHash, tuple[BlockRecord, list[Cell], int]] = {}
+        self.by_slot: dict[int, BlockHash] = {}
+        self.leases: dict[int, tuple[int, ...]] = {}
+        self.evicted: list[BlockHash] = []
+        self.writes: list[BlockHash] = []
+        self._next = 0
+
+    def put(self, record: BlockRecord, cells: list[Cell]) -> MoveOutcome:
+        if record.key in self.records:
+            return MoveOutcome.OK
+        held = {slot for slots in self.leases.values() for slot in slots}
+        while len(self.records) >= self.capacity:
+            victim = next((k for k, r in self.records.items() if r[2] not in held), None)
+            if victim is None:
+                return MoveOutcome.NO_ROOM
+            self.delete([victim])
+            self.evicted.append(victim)
+        self._next += 1
+        self.records[record.key] = (record, cells, self._next)
+        self.by_slot[self._next] = record.key
+        self.writes.append(record.key)
+        return MoveOutcome.OK
+
+    def read(self, record: BlockRecord, slot: int) -> list[Cell] | None:
+        found = self.records.get(self.by_slot.get(slot, BlockHash(b"")))
+        return list(found[1]) if found is not None and found[0] == record else None
+
+    def delete(self, keys: Iterable[BlockHash]) -> None:
+        for key in keys:
+            if key in self.records:
+                del self.by_slot[self.records.pop(key)[2]]
+
+    def lookup(self, query: DiskQuery) -> DiskReceipt:
+        blocks: list[DiskBlock] = []
+        parent, at = query.parent, 0
+        for key in query.keys:
+            found = self.records.get(key)
+            if found is None or found[0].parent != parent:
+                break
+            assert found[0].token_ids == query.token_ids[at : at + found[0].fill]
+            blocks.append(DiskBlock(found[0], found[2]))
+            parent, at = key, at + found[0].fill
+        rest = query.token_ids[at:]
+        children = [r for r in self.records.values() if r[0].parent == parent]
+        best = max(children, key=lambda r: common_prefix(r[0].token_ids, rest), default=None)
+        tail = None
+        if best is not None and common_prefix(best[0].token_ids, rest):
+            tail = DiskBlock(best[0], best[2])
+        self._next += 1
+        slots = tuple(block.slot for block in [*blocks, *([tail] if tail else [])])
+        self.leases[self._next] = slots
+        return DiskReceipt(self._next, tuple(blocks), tail)
+
+
+@dataclass(eq=False)
+class Run:
+    """One running sequence as its scheduler sees it."""
+
+    seq_id: int
+    chain: TokenChain
+    computed: int
+    admission: Admission
+    waiting_for: set[int]
+    receipt: DiskReceipt | None
+    copies: tuple[BlockCopy, ...] = ()
+    fetched: Fetched | None = None
+
+    @property
+    def fetching(self) -> bool:
+        return bool(self.waiting_for)
+
+
+@dataclass
+class World:
+    """Manager, memory and disk. Block size 4."""
+
+    device_blocks: int = 8
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    prefix_cache: bool = True
+    retention: RetentionView | None = None
+    clean_ahead: int = 0
+    runs: dict[int, Run] = field(default_factory=dict)
+    pending: list[Transfer] = field(default_factory=list)
+    log: list[Transfer] = field(default_factory=list)
+    contents: dict[BlockHash, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kv = KVCacheManager(
+            ROOT,
+            block_size=B,
+            num_device_blocks=self.device_blocks,
+            num_host_blocks=self.host_blocks,
+            disk=self.disk_blocks > 0,
+            prefix_cache=self.prefix_cache,
+            retention=self.retention,
+            clean_ahead_blocks=self.clean_ahead,
+        )
+        self.device = [[POISON] * B for _ in range(self.device_blocks)]
+        self.host = [[POISON] * B for _ in range(self.host_blocks)]
+        self.disk = FakeDisk(self.disk_blocks)
+        self.plan: list[tuple[Run, int]] = []
+        self._ids = 0
+
+    # -- sequences
+
+    def chain(self, token_ids: Sequence[int], tenant: str = "local") -> TokenChain:
+        return TokenChain(ROOT, B, tenant=tenant, token_ids=token_ids)
+
+    def admit(
+        self,
+        chain: TokenChain,
+        *,
+        seq_id: int | None = None,
+        lookup: bool = True,
+        use_host: bool = True,
+        use_disk: bool = True,
+    ) -> Run | None:
+        """Match and admit now, ignoring whoever fills the next block."""
+        if seq_id is None:
+            self._ids += 1
+            seq_id = self._ids
+        query = self.kv.disk_query(chain) if lookup else None
+        receipt = None if query is None else self.disk.lookup(query)
+        match = self.kv.match(chain, receipt)
+        assert match.num_tokens <= len(chain) - 1
+        admission = self.kv.admit(seq_id, chain, match, use_host=use_host, use_disk=use_disk)
+        if receipt is not None and not (admission and admission.transfers):
+            del self.disk.leases[receipt.receipt_id]
+            receipt = None
+        if admission is None:
+            return None
+        assert admission.cached_tokens <= match.num_tokens
+        waiting = {transfer.transfer_id for transfer in admission.transfers}
+        run = Run(seq_id, chain, admission.cached_tokens, admission, waiting, receipt)
+        run.copies = admission.copies
+        self.runs[seq_id] = run
+        self._submit(admission.transfers)
+        return run
+
+    def stage(self, run: Run, end: int) -> bool:
+        """Put positions up to ``end`` into the plan; False where there is no room for them."""
+        if self.kv.reserve(run.seq_id, end) is None:
+            return False
+        self.kv.stage(run.seq_id, end)
+        self.plan.append((run, end))
+        return True
+
+    def execute(self, failing: Iterable[Run] = ()) -> None:
+        """Carry the plan out: copies, writes, then all reads; commit or roll back."""
+        plan, self.plan = self.plan, []
+        self.poison_freed()
+        for run, _ in plan:
+            for copy in run.copies:
+                self.device[copy.dst][: copy.num_tokens] = self.device[copy.src][: copy.num_tokens]
+            run.copies = ()
+        for run, end in plan:
+            cells = cells_of(run.chain.token_ids[:end])
+            table = self.kv.block_table(run.seq_id)
+            for position in range(run.computed, end):
+                self.device[table[position // B]][position % B] = cells[position]
+        lost = {run.seq_id for run in failing}
+        for run in list(failing):
+            lost.update(self.kv.dependents(run.seq_id))
+        for run, end in plan:
+            self.read(run, end)
+            if run.seq_id not in lost:
+                run.computed = end
+                self.kv.commit(run.seq_id, end)
+        for run in [run for run in self.runs.values() if run.seq_id in lost]:
+            self._scribble(run)
+            self.finish(run)
+        self.kv.unstage()
+
+    def _scribble(self, run: Run) -> None:
+        """A failed step leaves anything in the slots it was to write."""
+        table = self.kv.block_table(run.seq_id)
+        for position in range(run.computed, len(table) * B):
+            self.device[table[position // B]][position % B] = POISON
+
+    def read(self, run: Run, end: int) -> None:
+        """What attention of the sequence sees is its own chain."""
+        table = self.kv.block_table(run.seq_id)
+        seen = [self.device[table[p // B]][p % B] for p in range(end)]
+        assert seen == cells_of(run.chain.token_ids[:end])
+
+    def finish(self, run: Run, keep_tokens: int | None = None) -> None:
+        self._remember(run.chain)
+        del self.runs[run.seq_id]
+        self.plan = [(other, end) for other, end in self.plan if other is not run]
+        self.kv.finish(run.seq_id, keep_tokens)
+
+    def preempt(self, run: Run) -> None:
+        self._remember(run.chain)
+        del self.runs[run.seq_id]
+        self.kv.preempt(run.seq_id)
+
+    def turn(
+        self, token_ids: Sequence[int], *, outcome: Outcome = OK, tenant: str = "local"
+    ) -> Run:
+        """A whole turn alone: admit, fetch, compute in one chunk, finish."""
+        chain = self.chain(token_ids, tenant)
+        run = self.admit(chain)
+        for _ in range(20):
+            if run is not None:
+                break
+            self.make_room(outcome)
+            run = self.admit(chain)
+        assert run is not None, "no progress"
+        self.drain(outcome)
+        for _ in range(20):
+            if self.stage(run, len(chain)):
+                break
+            self.make_room(outcome)
+        else:
+            raise AssertionError("no progress")
+        self.execute()
+        self.finish(run)
+        self.check()
+        return run
+
+    # -- moves
+
+    def make_room(self, outcome: Outcome = OK) -> list[Transfer]:
+        """Plan spills and complete everything in flight."""
+        transfers = self.kv.plan_transfers()
+        self._submit(transfers)
+        self.drain(outcome)
+        return transfers
+
+    def plan_transfers(self) -> list[Transfer]:
+        transfers = self.kv.plan_transfers()
+        self._submit(transfers)
+        return transfers
+
+    def _submit(self, transfers: Iterable[Transfer]) -> None:
+        for transfer in transfers:
+            self.pending.append(transfer)
+            self.log.append(transfer)
+
+    def drain(self, outcome: Outcome = OK) -> None:
+        while self.pending:
+            self.complete(0, outcome)
+
+    def complete(self, index: int, outcome: Outcome = OK) -> Fetched | None:
+        """Carry out one transfer and tell the manager."""
+        transfer = self.pending.pop(index)
+        self.poison_freed()
+        outcomes = tuple(
+            self._move(transfer, position, outcome(transfer, position))
+            for position in range(len(transfer.moves))
+        )
+        fetched = self.kv.finish_transfer(TransferResult(transfer.transfer_id, outcomes, 0.0))
+        self.kv.on_disk_evicted(self.disk.evicted)
+        self.disk.evicted.clear()
+        self.disk.delete(self.kv.take_stale())
+        for run in self.runs.values():
+            run.waiting_for.discard(transfer.transfer_id)
+        if fetched is not None:
+            run = self.runs[fetched.seq_id]
+            assert not run.waiting_for
+            run.fetched = fetched
+            run.computed = fetched.cached_tokens
+            assert list(fetched.block_ids) == list(self.kv.block_table(run.seq_id))
+            self.read(run, fetched.cached_tokens if not run.copies else 0)
+        self._release_receipts()
+        return fetched
+
+    def _release_receipts(self) -> None:
+        """Receipts end when nothing reads their slots any more."""
+        if not any(transfer.src is Tier.DISK for transfer in self.pending):
+            self.disk.leases.clear()
+
+    def _move(self, transfer: Transfer, position: int, outcome: MoveOutcome) -> MoveOutcome:
+        move = transfer.moves[position]
+        cells = self._read_from(transfer.src, move.record, move.src)
+        if cells is None:
+            outcome = MoveOutcome.MISSING if outcome is MoveOutcome.OK else outcome
+        elif outcome is MoveOutcome.OK:
+            assert cells[: move.record.fill] == self.expected(move.record)
+        if transfer.dst is Tier.DISK:
+            return self.disk.put(move.record, cells or []) if outcome is MoveOutcome.OK else outcome
+        memory = self.device if transfer.dst is Tier.DEVICE else self.host
+        memory[move.dst] = cells if cells and outcome is MoveOutcome.OK else [POISON] * B
+        return outcome
+
+    def _read_from(self, tier: Tier, record: BlockRecord, place: int) -> list[Cell] | None:
+        if tier is Tier.DISK:
+            return self.disk.read(record, place)
+        return list((self.device if tier is Tier.DEVICE else self.host)[place])
+
+    # -- truth
+
+    def _remember(self, chain: TokenChain) -> None:
+        for block, key in enumerate(chain.hashes):
+            self.contents[key] = tuple(chain.token_ids[: (block + 1) * B])
+        for end in range(1, len(chain) + 1):
+            record = chain.tail_record(end)
+            if record is not None:
+                self.contents[record.key] = tuple(chain.token_ids[:end])
+
+    def expected(self, record: BlockRecord) -> list[Cell]:
+        """The cells that a block of this record must hold."""
+        if record.key not in self.contents:
+            for run in self.runs.values():
+                self._remember(run.chain)
+        return cells_of(self.contents[record.key])[-record.fill :]
+
+    def poison_freed(self) -> None:
+        for block in self.kv.take_freed():
+            self.device[block] = [POISON] * B
+
+    def check(self) -> None:
+        """The books balance, and everything matchable holds what its name says."""
+        self.kv.check()
+        self.poison_freed()
+        for entry in self.kv._residency.index:
+            wanted = self.expected(entry.record)
+            fill = entry.record.fill
+            if entry.device is not None:
+                assert self.device[entry.device][:fill] == wanted
+            if entry.host is not None:
+                assert self.host[entry.host][:fill] == wanted
+        for record, cells, _ in self.disk.records.values():
+            assert cells[: record.fill] == self.expected(record)
+
+    def assert_idle(self) -> None:
+        """Nothing is held by anybody."""
+        self.kv.check()
+        assert self.kv.ledger().idle
+
+    def device_keys(self) -> set[BlockHash]:
+        return {entry.record.key for entry in self.kv._residency.index if entry.device is not None}
