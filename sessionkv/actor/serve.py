@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -49,6 +50,9 @@ def run_serve(
             mail = CoreMail(server)
             host = EngineHost(built, config, mail)
             loop = SocketLoop(host, server, mail, config.limits)
+            # What was made at start lives as long as the engine: the collector need not look at it.
+            gc.collect()
+            gc.freeze()
             host.start()
             _on_signals(loop.stop)
             if stop_early.is_set():

@@ -62,7 +62,9 @@ class Writer:
     # Before a turn ---------------------------------------------------------------------------
 
     def root_blobs(self, system: object, tools: object) -> tuple[bytes | None, bytes | None, bytes]:
-        """Digests of system prompt and tools (None: not said), and both as the root's blob.
+        """Digests of system prompt and tools, and both as the root's blob.
+
+        A digest is None for what was not said, and empty for tools that were said to be none.
 
         Raises:
             InvalidRequest: Naming the field.
@@ -70,7 +72,8 @@ class Writer:
         checked = check_system(system)
         tools_json = freeze_tools(tools, self._limits)
         blob = pack({"system": checked, "tools": tools_json})
-        return _digest(checked), _digest(tools_json), blob
+        no_tools = None if tools is None else b""
+        return _digest(checked), _digest(tools_json) or no_tools, blob
 
     def submit(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> SubmitTurn:
         """Check a request's content and make it core's. Sets what the turn needs for its text.
@@ -118,7 +121,10 @@ class Writer:
             return turn.continue_from(tuple(request.tokens), raw=isinstance(request, wire.Turn))
         if isinstance(request, wire.Generate):
             if request.prompt is not None:
-                return turn.continue_from(self._text.encode_prompt(request.prompt), raw=False)
+                ids = self._text.encode_prompt(request.prompt)
+                if not ids:
+                    raise InvalidRequest("prompt", request.prompt, "text of at least one token")
+                return turn.continue_from(ids, raw=False)
             turn.kind = "chat"
             turn.messages = normalise(request.messages, self._limits)
             tools_json = freeze_tools(request.tools, self._limits)
