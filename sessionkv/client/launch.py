@@ -19,13 +19,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from sessionkv.client.async_client import AsyncClient
 from sessionkv.client.client import Client
 from sessionkv.config import EngineConfig
 from sessionkv.errors import EngineStartFailed, error_from_wire
 from sessionkv.ipc.endpoint import private_endpoint
+
+if TYPE_CHECKING:
+    from sessionkv.client.async_client import AsyncClient
 
 DEFAULT_START_TIMEOUT_S = 600.0
 _STDERR_TAIL_BYTES = 2000
@@ -64,6 +66,8 @@ class EngineProcess:
 
     def async_client(self) -> AsyncClient:
         """A new asyncio client of this engine; closing it is the caller's."""
+        from sessionkv.client.async_client import AsyncClient  # loads asyncio
+
         return AsyncClient(self.endpoint)
 
     def close(self, timeout_s: float = 30.0) -> None:
