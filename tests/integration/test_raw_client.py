@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sessionkv import launch
 from sessionkv.ipc import messages as m
 from tests.builders.fake_engine import FakeEngine, short_endpoint
 
@@ -36,6 +37,15 @@ def test_the_example_speaks_the_protocol():
     kinds = [type(r) for _, r in engine.requests if not isinstance(r, m.Ping)]
     assert kinds == [m.Hello, m.Open, m.Turn, m.Stats, m.Bye]
     assert engine.malformed == []
+
+
+def test_a_real_engine_understands_it():
+    with launch("checksum") as engine:
+        done = run(engine.endpoint, "trip", "hello")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert engine.client().session("trip").info().turns == 1
+    assert "session trip: 0 turns, 0 tokens" in done.stdout
+    assert "0 from device, 0 from host, 0 from disk" in done.stdout
 
 
 def test_an_error_is_shown_in_the_engines_words():
