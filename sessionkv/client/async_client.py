@@ -203,9 +203,9 @@ class AsyncSession:
 
         return AsyncStream(self._client, self._core, start, self._leave)
 
-    async def fork(self, name: str) -> AsyncSession:
-        """A new session that continues from the last completed turn; costs no KV."""
-        await self._call(wire.Fork, name=name)
+    async def fork(self, name: str, *, node: str | None = None) -> AsyncSession:
+        """A new session that continues from the last completed turn, or from an earlier one."""
+        await self._call(wire.Fork, name=name, node=node)
         return AsyncSession(self._client, name)
 
     async def rewind(self, turns: int = 1) -> SessionInfo:

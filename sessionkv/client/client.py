@@ -236,13 +236,18 @@ class Session:
         pending = self._submit(text, messages, tokens, True, options)
         return Stream(self._client, self._core, pending, self._leave)
 
-    def fork(self, name: str) -> Session:
+    def fork(self, name: str, *, node: str | None = None) -> Session:
         """A new session that continues from the last completed turn; costs no KV.
+
+        Args:
+            name: Of the new session.
+            node: An earlier turn of this session to continue from.
 
         Raises:
             SessionExists: The name is taken.
+            NodeNotFound: The turn is not one of this session's.
         """
-        self._call(wire.Fork, name=name)
+        self._call(wire.Fork, name=name, node=node)
         return Session(self._client, name)
 
     def rewind(self, turns: int = 1) -> SessionInfo:

@@ -41,7 +41,7 @@ class CallDesk:
         """Create or resume a session."""
         root = NewNode(
             kind="root", token_ids=(), num_incoming_tokens=0, hashes=(),
-            num_messages=0 if ask.system_blob is None and ask.tools_blob is None else 1,
+            num_messages=1 if ask.system_blob or ask.tools_blob else 0,
             incoming_blob=ask.root_blob,
             tokenizer_digest=self._parts.tokenizer_digest,
             template_digest=self._parts.template_digest,

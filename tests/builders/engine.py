@@ -5,6 +5,7 @@ tests of the wire that need gates. Both capture what they were built of, so that
 books (``assert_ledger``) and hold the runner or the movers at a gate.
 """
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sessionkv import CacheConfig, Client, Engine, EngineConfig, LimitsConfig, SamplingParams
+from sessionkv import (
+    CacheConfig,
+    Client,
+    Engine,
+    EngineConfig,
+    LimitsConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
 from sessionkv.actor.host import EngineHost
 from sessionkv.actor.socket_loop import CoreMail, SocketLoop
 from sessionkv.engine.build import BuiltEngine, build_engine
@@ -41,15 +50,17 @@ def engine_config(
     block_size: int = BLOCK_SIZE,
     max_model_len: int | None = None,
     limits: LimitsConfig | None = None,
+    step_tokens: int | None = None,
     **cache: Any,
 ) -> EngineConfig:
-    """A small engine's configuration; tiers are off unless given."""
+    """A small engine's configuration; tiers are off unless given, and the disk is waited for."""
     block_bytes = checksum_geometry(block_size).block_bytes
     return EngineConfig(
         model="checksum",
         store=store,
         max_model_len=max_model_len,
         limits=limits or LimitsConfig(),
+        scheduler=SchedulerConfig(step_tokens=step_tokens, lookup_timeout_ms=30_000),
         cache=CacheConfig(
             block_size=block_size,
             device_blocks=blocks,
@@ -87,25 +98,62 @@ class StepGate:
 
 
 class Building:
-    """Builds with a checking runner and remembers what was built."""
+    """Builds with a checking runner and remembers what was built.
 
-    def __init__(self, *, gates: Gates = OPEN_GATES, **runner: Any) -> None:
+    Unless ``planner_learns``, everything that is found in a lower tier is fetched: checksums are
+    computed faster than any disk reads them, and how fast is up to the machine. With ``text_dir``
+    the engine speaks through another text folder than the built-in one of bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        gates: Gates = OPEN_GATES,
+        planner_learns: bool = False,
+        text_dir: Path | None = None,
+        **runner: Any,
+    ) -> None:
         self._gates = gates
+        self._planner_learns = planner_learns
+        self._text_dir = text_dir
         self._runner = runner
         self.built: BuiltEngine | None = None
 
     def __call__(self, config: EngineConfig, **arguments: Any) -> BuiltEngine:
+        facts = None
+        if self._text_dir is not None:
+            facts = json.loads((self._text_dir / "text.json").read_text())
+
         def checking(small: Any) -> ChecksumRunner:
-            return ChecksumRunner(
+            options = {"full_read": True, "runner_type": ChecksumRunner} | self._runner
+            runner_type = options.pop("runner_type")
+            return runner_type(
                 small.num_blocks,
                 small.geometry.block_size,
-                vocab_size=BYTE_VOCAB_SIZE,
+                vocab_size=facts["vocab_size"] if facts else BYTE_VOCAB_SIZE,
                 max_model_len=small.max_model_len,
-                **{"full_read": True} | self._runner,
+                **options,
             )
 
         self.built = build_engine(config, wrap_runner=checking, gates=self._gates, **arguments)
+        if facts:
+            self.built = replace(
+                self.built,
+                text_dir=self._text_dir,
+                parts=replace(
+                    self.built.parts,
+                    tokenizer_digest=facts["tokenizer_digest"],
+                    template_digest=facts["template_digest"],
+                ),
+            )
+        if not self._planner_learns:
+            self.built.parts.planner.observe_prefill = _not_observed
         return self.built
+
+
+def _not_observed(*args: Any, **fields: Any) -> None:
+    """Without a measured prefill the planner loads."""
+    del args, fields
 
 
 class CheckedEngine(Engine):
@@ -146,7 +194,7 @@ def open_engine(
         config: See :func:`engine_config`.
         gates: For the store's and movers' threads.
         gate: Called with each plan before it is executed, such as a :class:`StepGate`.
-        runner: More arguments of ``ChecksumRunner`` (faults, scripts).
+        runner: More arguments of :class:`Building`, such as faults and scripts of the runner.
     """
     building = Building(gates=gates, gate=gate, **(runner or {}))
     engine = CheckedEngine(config or engine_config(), building)
