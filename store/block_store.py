@@ -129,17 +129,18 @@ class BlockStore:
         size = self._block_size
         asked = token_bytes(query.token_ids)
         blocks: list[DiskBlock] = []
-        parent = query.parent
+        parent, length = query.parent, 0
         with self._index.reading() as txn:
             for number, key in enumerate(query.keys):
                 span = slice(size * number, size * (number + 1))
                 tokens = asked[4 * span.start : 4 * span.stop]
                 slot = self._index.slot_of(txn, key, parent, tokens)
-                if slot is None:
+                if slot is not None:
+                    blocks.append(DiskBlock(BlockRecord(key, parent, query.token_ids[span]), slot))
+                elif key not in query.in_memory:
                     break
-                blocks.append(DiskBlock(BlockRecord(key, parent, query.token_ids[span]), slot))
-                parent = key
-            tail = self._best_child(txn, parent, asked[4 * size * len(blocks) :])
+                parent, length = key, number + 1
+            tail = self._best_child(txn, parent, asked[4 * size * length :])
         found = [*blocks, tail] if tail else blocks
         receipt = DiskReceipt(next(self._receipt_ids), tuple(blocks), tail)
         self._receipts[receipt.receipt_id] = [block.slot for block in found]

@@ -97,7 +97,8 @@ class KVCacheManager:
 
     def match(self, chain: object, receipt: DiskReceipt | None = None) -> Match:
         """Longest verified prefix. A question: changes nothing. O(blocks matched)."""
-        found = self._find(self._own(chain), receipt)
+        chain = self._own(chain)
+        found = self._find(chain, receipt)
         choice = choose(found, self._residency, use_host=True, use_disk=True)
         key = found.next_key
         load = None if key is None else self._fetcher.in_flight.get(key)
@@ -107,8 +108,18 @@ class KVCacheManager:
             disk_tokens=choice.tokens[Tier.DISK],
             waits_for=None if key is None else self._running.fillers.get(key),
             waits_for_transfer=None if load is None else load.transfer_id,
+            moved_down_at=self._moved_down_at(chain, found),
             state=found,
         )
+
+    def _moved_down_at(self, chain: TokenChain, found: Found) -> int:
+        """When what follows a match went from memory to disk, or a tail that may be part of it."""
+        moved = self._residency.moved_down
+        length = len(found.sources)
+        if not moved or length * self.block_size + found.tail_tokens >= len(chain) - 1:
+            return 0
+        block = 0 if found.next_key is None else moved.get(found.next_key, 0)
+        return max(block, moved.get(chain.parent(length), 0))
 
     def disk_query(self, chain: object) -> DiskQuery | None:
         """What to ask the store.
@@ -120,13 +131,18 @@ class KVCacheManager:
         found = self._find(chain, None)
         length = len(found.sources)
         start = length * self.block_size
-        if not found.disk_below or start + found.tail_tokens >= len(chain) - 1:
+        if start + found.tail_tokens >= len(chain) - 1:
             return None
+        if not found.disk_below and not self._moved_down_at(chain, found):
+            return None
+        keys = tuple(chain.hashes[length : matching.usable_blocks(chain)])
         return DiskQuery(
-            keys=tuple(chain.hashes[length : matching.usable_blocks(chain)]),
+            keys=keys,
             parent=chain.parent(length),
             token_ids=tuple(chain.token_ids[start:]),
             first_token=start,
+            in_memory=frozenset(self._residency.index.entries.keys() & keys),
+            num_moves=self._residency.num_moves,
         )
 
     def _find(self, chain: TokenChain, receipt: DiskReceipt | None) -> Found:

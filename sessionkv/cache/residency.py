@@ -14,6 +14,9 @@ from sessionkv.cache.prefix_index import Entry, PrefixIndex
 from sessionkv.cache.retention_view import RetentionView
 from sessionkv.types import BlockHash, BlockRecord, Tier
 
+MAX_MOVED_DOWN = 65_536
+"""More than move while a sequence waits with a receipt."""
+
 
 class Residency:
     """Index, device pool and host pool of one engine.
@@ -22,6 +25,9 @@ class Residency:
         version: Grows whenever an answer of the index may have changed.
         wanted: Device blocks that somebody asked for and did not get since the last spill plan.
         stale: Keys whose record on disk is of no more use.
+        num_moves: Blocks that left memory and are on disk, so far.
+        moved_down: Of the last of these, the key (of a tail, its parent's) and the count then: a
+            receipt asked for before does not have them.
     """
 
     def __init__(
@@ -43,6 +49,8 @@ class Residency:
         self.version = 0
         self.wanted = 0
         self.stale: dict[BlockHash, None] = {}
+        self.num_moves = 0
+        self.moved_down: dict[BlockHash, int] = {}
 
     # -- into a tier
 
@@ -195,8 +203,19 @@ class Residency:
         if not entry.on_disk:
             self.counters.lost += 1
             self.evicted.add(entry.record.key, corrupt=corrupt)
-        elif (parent := self.index.get(entry.record.parent)) is not None:
+            return
+        self._note_moved_down(entry.record)
+        if (parent := self.index.get(entry.record.parent)) is not None:
             parent.disk_below = True
+
+    def _note_moved_down(self, record: BlockRecord) -> None:
+        moved = self.moved_down
+        key = record.key if record.fill == self.block_size else record.parent
+        self.num_moves += 1
+        moved.pop(key, None)
+        moved[key] = self.num_moves
+        if len(moved) > MAX_MOVED_DOWN:
+            del moved[next(iter(moved))]
 
     def entry_of(self, pool: BlockPool, block: int) -> Entry:
         """Content of a block that the index names."""

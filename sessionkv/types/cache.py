@@ -21,6 +21,8 @@ class Match:
         waits_for: seq_id of the running sequence that is filling the next block past the match,
             or None. The caller may wait for it instead of computing the block twice.
         waits_for_transfer: Id of a transfer that is bringing the next block in, or None.
+        moved_down_at: Count of moves (see :class:`DiskQuery`) when what comes next last went from
+            memory to disk; 0 where that is not known to have happened.
         state: Private to the cache that made it.
     """
 
@@ -29,6 +31,7 @@ class Match:
     disk_tokens: int
     waits_for: int | None = None
     waits_for_transfer: int | None = None
+    moved_down_at: int = 0
     state: object = field(default=None, compare=False, repr=False)
 
     @property
@@ -84,9 +87,14 @@ class DiskQuery:
         parent: Chain hash before the first of them.
         token_ids: Prompt tokens from there on, for verifying and for matching a partial tail.
         first_token: Position of the first of ``token_ids`` in the prompt.
+        in_memory: Those of ``keys`` that memory has: the chain goes on where disk lacks them.
+        num_moves: How many blocks had gone from memory to disk when this was asked: the answer
+            knows nothing of later ones.
     """
 
     keys: tuple[BlockHash, ...]
     parent: BlockHash
     token_ids: tuple[int, ...]
     first_token: int
+    in_memory: frozenset[BlockHash] = frozenset()
+    num_moves: int = 0

@@ -70,8 +70,8 @@ class DiskReceipt:
 
     Attributes:
         receipt_id: Handle to release the leases with, exactly once.
-        blocks: Full blocks in chain order, the first being the first hash asked about.
-        tail: Best match among the children of the last block found (or of the parent asked about,
+        blocks: Full blocks in chain order, without those that only memory has.
+        tail: Best match among the children of the last block reached (or of the parent asked about,
             when none was): the one sharing most leading tokens, at least one; may be a full block
             of which only some first slots are of use.
     """

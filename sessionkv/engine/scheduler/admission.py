@@ -95,6 +95,7 @@ class Admitter:
         self._desk.give_back(sequence.receipt)
         sequence.receipt = None
         sequence.ram_tokens = query.first_token
+        sequence.asked_at = query.num_moves
         sequence.state = SequenceState.LOOKUP
         self._lookups[sequence.seq_id] = now
         self._questions.append((sequence.seq_id, query))
@@ -206,20 +207,19 @@ class Admitter:
             Whether it is out of the queue: running, or fetching when it has transfers to wait for.
         """
         match = self._match(sequence)
-        if sequence.use_cache:
-            if self._should_wait(sequence, match, step_id):
-                self._waiters.add(sequence.seq_id)
-                return False
-            if match.num_tokens < sequence.ram_tokens:
-                # Memory has lost some of it since disk was asked; each time there is less to lose.
-                sequence.ram_tokens = match.num_tokens
-                if self._look_up(sequence, now):
-                    return False
+        if sequence.use_cache and self._should_wait(sequence, match, step_id):
+            self._waiters.add(sequence.seq_id)
+            return False
+        if self._asks_again(sequence, match, now):
+            return False
         admission = self._take_blocks(sequence, match)
         if admission is None:
-            # Planning the spills may itself drop what is clean.
+            # Planning the spills may itself drop what is clean, even what was matched.
             self._desk.collect_spills()
-            admission = self._take_blocks(sequence, self._match(sequence))
+            match = self._match(sequence)
+            if self._asks_again(sequence, match, now):
+                return False
+            admission = self._take_blocks(sequence, match)
         if admission is None and alone and not self._desk.spills:
             # Holding what is matched can itself take the room that is missing (a tail is copied
             # while its source is leased): then everything is computed.
@@ -231,6 +231,15 @@ class Admitter:
             return False
         self._admitted(sequence, admission, now)
         return True
+
+    def _asks_again(self, sequence: Sequence, match: Match, now: float) -> bool:
+        """Ask disk anew where memory has lost some of the prompt since: each time there is less."""
+        if not sequence.use_cache:
+            return False
+        lost = match.num_tokens < sequence.ram_tokens
+        if lost:
+            sequence.ram_tokens = match.num_tokens
+        return (lost or match.moved_down_at > sequence.asked_at) and self._look_up(sequence, now)
 
     def _match(self, sequence: Sequence) -> Match:
         if not sequence.use_cache:

@@ -157,6 +157,7 @@ class Sequence:
     share: Share = field(init=False)
     receipt: DiskReceipt | None = None
     ram_tokens: int = 0
+    asked_at: int = 0
     tried_epoch: int = -1
     blocked_since: float | None = None
     wait: Wait | None = None
