@@ -8,7 +8,6 @@ elsewhere.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -226,6 +225,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _from_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
+    import tomllib  # clients read no file and should not pay for the parser
+
     try:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
