@@ -47,7 +47,7 @@ class BlockPool:
     ) -> None:
         self.tier = tier
         self.num_blocks = num_blocks
-        self._rank = (retention or Unretained()).rank
+        self._rank = (Unretained() if retention is None else retention).rank
         self._free = list(range(num_blocks - 1, -1, -1))
         self._freed: dict[int, None] = {}
         self._num_filling = 0
