@@ -25,9 +25,8 @@ class EvictedKeys:
         return self._corrupt.get(key, False)
 
     def add(self, key: BlockHash, *, corrupt: bool = False) -> None:
-        """Remember that the block left."""
-        self._corrupt.pop(key, None)
-        self._corrupt[key] = corrupt
+        """Remember that the block left; damage is remembered until it is back."""
+        self._corrupt[key] = self._corrupt.pop(key, False) or corrupt
         if len(self._corrupt) > self._limit:
             del self._corrupt[next(iter(self._corrupt))]
 

@@ -106,13 +106,13 @@ class CallDesk:
         if request.keep:
             self._answer(CallDone(call_id, {"closed": True}))
             return
-        change = self._tree.delete(*head)
+        self._change(call_id, self._tree.delete(*head), {"closed": True})
         self._turns.last_cache.pop(head, None)
-        self._change(call_id, change, {"closed": True})
 
     def _change(self, call_id: int, change: Change, value: Any) -> None:
         reply = CallDone(call_id, value)
-        if change.ops:
+        # What changes nothing may still rest on something that is not durable yet.
+        if change.ops or self._commits:
             self._commits.submit(PendingCommit(change, reply, call_id=call_id))
         else:
             self._answer(reply)

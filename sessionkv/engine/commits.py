@@ -13,6 +13,7 @@ from sessionkv.cache.tree import Change, TurnTree
 from sessionkv.engine.messages import CoreMessage
 from sessionkv.errors import SessionKVError
 from sessionkv.store.worker import StoreWorker
+from sessionkv.types import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +21,19 @@ class PendingCommit:
     """One transaction under way.
 
     Attributes:
-        change: To be reverted if the journal refuses it.
+        change: To be reverted if the journal refuses it. An empty one only lets its reply wait for
+            what was changed before.
         reply: Sent when it is durable.
         turn_id: The turn it commits, None for a call.
         call_id: The call it carries out, None for a turn.
+        recomputed: Blocks of the turn's history that it had to compute again.
     """
 
     change: Change
     reply: CoreMessage
     turn_id: int | None = None
     call_id: int | None = None
+    recomputed: tuple[BlockHash, ...] = ()
 
 
 class Commits:

@@ -8,6 +8,7 @@ ends that step's turns, and what escapes from the loop ends the engine with ever
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -150,6 +151,7 @@ class Core:
         stale = parts.kv.take_stale()
         if stale:
             parts.store.delete(stale)
+        self._calls.finish_flushes()
 
     # What comes in ---------------------------------------------------------------------------
 
@@ -242,13 +244,12 @@ class Core:
             return
         self._turns.durable(commit.turn_id, now)
         if change.node_id is not None and parts.config.cache.durability == "idle":
-            parts.kv.request_clean(parts.tree.keys_of(change.node_id))
+            parts.kv.request_clean((*commit.recomputed, *parts.tree.keys_of(change.node_id)))
 
     def _moved(self, result: TransferResult, now: float) -> None:
         parts = self._parts
         transfer = self._moves.pop(result.transfer_id)
         parts.scheduler.on_transfer(result, now)
-        self._calls.finish_flushes()
         self._count_move(transfer, result)
 
     def _count_move(self, transfer: Transfer, result: TransferResult) -> None:
@@ -263,18 +264,22 @@ class Core:
 
     def _tick(self, now: float) -> None:
         self._turns.tick(now)
-        self._calls.finish_flushes()
         if now < self._housekeeping_at:
             return
         self._housekeeping_at = now + _HOUSEKEEPING_S
-        change = self._parts.tree.expire(self._wall())
-        if change is not None and change.ops:
-            self._commits.submit(PendingCommit(change, CallDone(-1)))
+        self._expire()
         line = self._parts.metrics.log_line(now)
         if line is not None:
             _log.info(line)
         if self._used and not self._turns.active and not self._moves:
             self._check_books()
+
+    def _expire(self) -> None:
+        change = self._parts.tree.expire(self._wall())
+        if change is not None:
+            # Where the journal takes no more, it is as before and runs out again the next time.
+            with contextlib.suppress(SessionKVError):
+                self._commits.submit(PendingCommit(change, CallDone(-1)))
 
     def _check_books(self) -> None:
         """Once after each busy time: a mismatch is logged and counted, not fatal."""

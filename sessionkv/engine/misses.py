@@ -17,29 +17,51 @@ def explain_miss(turn: ActiveTurn, parts: CoreParts) -> MissReport:
     To be asked when the turn's sequence has been admitted and its first step has not run: later the
     blocks are there again and the cause is forgotten. The last prompt token never counts.
     """
-    sequence, chain = turn.sequence, turn.chain
-    if sequence is None or chain is None:
+    if turn.sequence is None or turn.chain is None:
         return MissReport()
-    hint = turn.rendered.known_miss if turn.rendered is not None else turn.ask.known_miss
-    accounting = sequence.accounting
-    cached = accounting.device_tokens + accounting.host_tokens + accounting.disk_tokens
-    known = min(turn.known_tokens, sequence.num_prompt_tokens - 1)
-    if cached >= known:
-        if hint is not None:
-            return hint
-        return MissReport(MissReason.FIRST_TURN if turn.known_tokens == 0 else MissReason.NONE)
-    reason = _reason(turn, parts, cached, known)
-    return MissReport(reason, token=cached, turn=_turn_at(turn, parts, cached))
+    cached, known = _cached_tokens(turn), _known_tokens(turn, parts)
+    if cached < known:
+        reason = _reason(turn, parts, cached, known)
+        return MissReport(reason, token=cached, turn=_turn_at(turn, parts, cached))
+    hint = _hint(turn)
+    if hint is not None:
+        return hint
+    return MissReport(MissReason.NONE if known else MissReason.FIRST_TURN)
 
 
-def missed_tokens(turn: ActiveTurn) -> int:
+def missed_tokens(turn: ActiveTurn, parts: CoreParts) -> int:
     """Tokens of the known history that the turn computes; ask together with the reason."""
-    sequence = turn.sequence
-    if sequence is None:
+    if turn.sequence is None:
         return 0
-    accounting = sequence.accounting
-    cached = accounting.device_tokens + accounting.host_tokens + accounting.disk_tokens
-    return max(0, min(turn.known_tokens, sequence.num_prompt_tokens - 1) - cached)
+    return max(0, _known_tokens(turn, parts) - _cached_tokens(turn))
+
+
+def _cached_tokens(turn: ActiveTurn) -> int:
+    if turn.sequence is None:
+        return 0
+    accounting = turn.sequence.accounting
+    return accounting.device_tokens + accounting.host_tokens + accounting.disk_tokens
+
+
+def _hint(turn: ActiveTurn) -> MissReport | None:
+    """Where the front saw the prompt leave the stored history."""
+    return turn.ask.known_miss if turn.rendered is None else turn.rendered.known_miss
+
+
+def _known_tokens(turn: ActiveTurn, parts: CoreParts) -> int:
+    """Leading tokens of the prompt whose KV was there once.
+
+    Those of the turn that it follows, and past them what it shares with the turns that it leaves.
+    A request that bypasses the cache is told so, whatever it repeats.
+    """
+    if turn.sequence is None:
+        return 0
+    most = turn.sequence.num_prompt_tokens - 1
+    if not turn.ask.use_cache:
+        return most
+    hint, size = _hint(turn), parts.kv.block_size
+    shared = hint.token if hint is not None and hint.token is not None else 0
+    return min(most, max(turn.known_tokens, shared // size * size))
 
 
 def _reason(turn: ActiveTurn, parts: CoreParts, cached: int, known: int) -> MissReason:
@@ -57,6 +79,8 @@ def _reason(turn: ActiveTurn, parts: CoreParts, cached: int, known: int) -> Miss
     if parts.kv.was_evicted(key):
         lapsed = parts.tree.retention.pin_lapsed(key)
         return MissReason.EXPIRED if lapsed else MissReason.EVICTED
+    if parts.kv.tiers_of(key):
+        return MissReason.NOT_MATCHED
     return MissReason.NOT_STORED
 
 

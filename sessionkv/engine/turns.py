@@ -8,6 +8,7 @@ next in line, so each turn is answered exactly once. Core thread only; times are
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -43,11 +44,12 @@ from sessionkv.errors import (
     Overloaded,
     SessionBusy,
     SessionKVError,
+    SessionNotFound,
     TurnCancelled,
     TurnFailed,
     TurnKind,
 )
-from sessionkv.types import CacheReport, FinishReason, KeyRecord, MissReport, NodeRecord
+from sessionkv.types import BlockHash, CacheReport, FinishReason, KeyRecord, MissReport, NodeRecord
 
 
 class Phase(enum.Enum):
@@ -346,11 +348,21 @@ class TurnDesk:
                 ask.tenant, ask.session, new, base_id=turn.base_id, now=wall,
                 parent_id=turn.parent_id, node_id=turn.node_id, key=key,
             )  # fmt: skip
-            return PendingCommit(change, done, turn_id=ask.turn_id)
+            again = self._recomputed(turn)
+            return PendingCommit(change, done, turn_id=ask.turn_id, recomputed=again)
         if key is not None:
             change = tree.record_key(key, now=wall)
             return PendingCommit(change, done, turn_id=ask.turn_id)
         return None
+
+    def _recomputed(self, turn: ActiveTurn) -> tuple[BlockHash, ...]:
+        """Full blocks of the history before the turn that the cache did not have."""
+        if turn.finished is None or turn.chain is None:
+            return ()
+        size = self._parts.kv.block_size
+        num_before = self._parts.tree.num_tokens(turn.parent_id)
+        first = turn.finished.cache.cached_tokens // size
+        return tuple(turn.chain.hashes[first : num_before // size])
 
     def _new_node(self, turn: ActiveTurn, verdict: Verdict) -> NewNode:
         """The node a finished turn becomes; its sequence ends here.
@@ -366,7 +378,8 @@ class TurnDesk:
             raise TurnFailed("the turn has no sequence")
         num_prompt = sequence.num_prompt_tokens
         kept = num_prompt + verdict.keep_tokens
-        kept_written = min(kept, sequence.num_computed)
+        # A preempted turn has written more than it holds now.
+        kept_written = min(kept, max(sequence.num_computed, sequence.computed_before))
         tail = chain.tail_record(kept_written)
         parts.scheduler.release(ask.turn_id, kept)
         turn.sequence = None
@@ -394,11 +407,14 @@ class TurnDesk:
     # From the step loop ----------------------------------------------------------------------
 
     def started(self, seq_id: int) -> None:
-        """The sequence is in a plan for the first time: what it missed can be told now."""
+        """The sequence joins the batch: what its admission missed can be told now.
+
+        A later admission counts only while the ones before came to nothing.
+        """
         turn = self.active.get(seq_id)
-        if turn is not None and turn.miss is None and turn.sequence is not None:
+        if turn is not None and turn.sequence is not None and not turn.sequence.computed_before:
             turn.miss = explain_miss(turn, self._parts)
-            turn.missed_tokens = missed_tokens(turn)
+            turn.missed_tokens = missed_tokens(turn, self._parts)
 
     def take_events(self, events: list[SequenceEvent], now: float) -> None:
         """Pass on what a step sampled, and end what it ended."""
@@ -511,9 +527,15 @@ class TurnDesk:
             line.waiting.remove(turn)
             return
         if isinstance(answer, TurnCommitted) and turn.finished is not None:
-            self.last_cache[head] = turn.finished.cache
+            self._note_cache(head, turn.finished.cache)
         del self._lines[head]
         self._next_in_line(line, head, now)
+
+    def _note_cache(self, head: HeadId, report: CacheReport) -> None:
+        """Keep a session's last report, unless it was deleted while the turn was committed."""
+        with contextlib.suppress(SessionNotFound):
+            self._parts.tree.head(*head)
+            self.last_cache[head] = report
 
     def _next_in_line(self, line: _Line, head: HeadId, now: float) -> None:
         while line.waiting:

@@ -250,6 +250,7 @@ class Admitter:
         """Lease what is matched, with room for the whole prompt; all or nothing."""
         use_host = use_disk = True
         known = len(sequence.token_ids)
+        sequence.load_reason = None
         if match.host_tokens or match.disk_tokens:
             queued = self._queue.num_tokens - known
             decision = self._policy.decide(match, known, queued)
