@@ -250,6 +250,10 @@ class World:
         seen = [self.device[table[p // B]][p % B] for p in range(end)]
         assert seen == cells_of(run.chain.token_ids[:end])
 
+    def reads_the_plan(self, run: Run) -> bool:
+        """Whether part of its prefix is still to be written by the plan being built."""
+        return any(run.seq_id in self.kv.dependents(other.seq_id) for other, _ in self.plan)
+
     def finish(self, run: Run, keep_tokens: int | None = None) -> None:
         self._remember(run.chain)
         del self.runs[run.seq_id]
@@ -328,7 +332,8 @@ class World:
             run.fetched = fetched
             run.computed = fetched.cached_tokens
             assert list(fetched.block_ids) == list(self.kv.block_table(run.seq_id))
-            self.read(run, fetched.cached_tokens if not run.copies else 0)
+            if not self.reads_the_plan(run):
+                self.read(run, fetched.cached_tokens)
         self._release_receipts()
         return fetched
 

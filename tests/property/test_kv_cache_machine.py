@@ -224,11 +224,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.world.check()
         for run in self.world.runs.values():
-            if not run.fetching and not run.copies and not self._reads_the_plan(run):
+            if not run.fetching and not run.copies and not self.world.reads_the_plan(run):
                 self.world.read(run, run.computed)
-
-    def _reads_the_plan(self, run: Run) -> bool:
-        return any(run.seq_id in self.kv.dependents(other.seq_id) for other, _ in self.world.plan)
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
