@@ -25,7 +25,6 @@ from sessionkv.errors import (
     Overloaded,
     ProtocolViolation,
     SessionKVError,
-    error_from_wire,
 )
 from sessionkv.ipc.codec import decode_reply, encode_request
 from sessionkv.ipc.endpoint import default_endpoint, is_listening, socket_path
@@ -135,7 +134,7 @@ class SocketTransport:
         if self._closing or self._thread is None:
             raise EngineClosed("the client is closed")
         if self._dead is not None:
-            raise error_from_wire(self._dead.to_wire())
+            raise self._dead.copy()
 
     # -- the socket's thread ----------------------------------------------------------------
 
@@ -212,7 +211,7 @@ class SocketTransport:
             self._welcomed(reply)
         elif isinstance(reply, Failure) and reply.id == OWN_IDS:
             if reply.code not in _COMES_BACK:
-                self._dead = error_from_wire(_wire_error(reply))
+                self._dead = reply.to_error()
             else:
                 self._lose(reply.message)
             return False
@@ -279,11 +278,3 @@ class SocketTransport:
                 break
             self._waiting.popleft()
         self._poller.modify(self._socket, events)
-
-
-def _wire_error(failure: Failure) -> dict[str, object]:
-    return {
-        "code": failure.code,
-        "message": failure.message,
-        "details": dict(failure.details),
-    }

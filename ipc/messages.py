@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sessionkv.errors import SessionKVError, error_from_wire
 from sessionkv.types import SamplingParams
 
 PROTOCOL_VERSION = 1
@@ -22,6 +23,8 @@ _DEFAULT_SAMPLING = SamplingParams()
 
 ChatMessage = Mapping[str, Any]
 """``{"role": str, "content": str | list of text parts | None, "tool_calls": [...], ...}``"""
+Logprobs = Sequence[Sequence[Sequence[Any]]]
+"""For each token a list of ``[token_id, logprob]``, the token itself first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class Unpin(Request):
 
 @dataclass(frozen=True, slots=True)
 class Info(Request):
-    """Reply: Result with session info (turns, tokens, bytes per tier, pin, last miss)."""
+    """Reply: Result with session info (turns, tokens, bytes per tier, pin, last cache report)."""
 
     TYPE: ClassVar[str] = "info"
     session: str = ""
@@ -194,7 +197,7 @@ class List(Request):
 
 @dataclass(frozen=True, slots=True)
 class Flush(Request):
-    """Write every dirty block of idle sessions to disk. Reply: Result with counts, when done."""
+    """Write every dirty block of idle sessions to disk. Reply: Result with a map, when done."""
 
     TYPE: ClassVar[str] = "flush"
 
@@ -240,8 +243,7 @@ class Delta(Reply):
     """Provisional output of a turn: ``tokens`` start at ``offset`` of this attempt's output.
 
     ``text`` is what became certain with them; it may lag behind the tokens (split characters,
-    possible stop strings). ``logprobs`` is per token: ``[[token_id, logprob], ...]``, the token
-    itself first.
+    possible stop strings).
     """
 
     TYPE: ClassVar[str] = "delta"
@@ -249,7 +251,7 @@ class Delta(Reply):
     offset: int = 0
     tokens: Sequence[int] = ()
     text: str = ""
-    logprobs: Sequence[Sequence[Sequence[Any]]] | None = None
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,7 @@ class Done(Reply):
     stop: str | int | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
-    logprobs: Sequence[Sequence[Sequence[Any]]] | None = None
+    logprobs: Logprobs | None = None
     replayed: bool = False
 
 
@@ -287,14 +289,39 @@ class Failure(Reply):
     retryable: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, request_id: int, error: SessionKVError) -> Failure:
+        """The reply that tells of ``error``; :meth:`to_error` is the way back."""
+        return cls(request_id, **error.to_wire())
+
+    def to_error(self) -> SessionKVError:
+        """The error that the reply tells of."""
+        return error_from_wire(
+            {"code": self.code, "message": self.message, "details": self.details}
+        )
+
 
 REQUESTS: Mapping[str, type[Request]] = {
     cls.TYPE: cls
     for cls in (
-        Hello, Ping, Bye, Open, Turn, Generate, Cancel, Fork, Rewind, Pin, Unpin, Info, Close, List,
-        Flush, Stats,
+        Hello,
+        Ping,
+        Bye,
+        Open,
+        Turn,
+        Generate,
+        Cancel,
+        Fork,
+        Rewind,
+        Pin,
+        Unpin,
+        Info,
+        Close,
+        List,
+        Flush,
+        Stats,
     )
-}  # fmt: skip
+}
 REPLIES: Mapping[str, type[Reply]] = {
     cls.TYPE: cls for cls in (Welcome, Result, Delta, Restarted, Done, Failure)
 }

@@ -13,11 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from sessionkv.ipc.messages import Delta, Done, Failure, Reply, Restarted
-
-Logprobs = Sequence[Sequence[Sequence[Any]]]
 
 
 class _Held:
@@ -50,11 +47,7 @@ class _Held:
 
 
 class Outbox:
-    """Replies of one connection on their way out. Used by one thread.
-
-    Attributes:
-        unread: Deltas taken and not reported consumed yet.
-    """
+    """Replies of one connection on their way out. Used by one thread."""
 
     def __init__(self, max_unread: int, *, timeout_s: float = 30.0) -> None:
         """Start empty.
@@ -75,13 +68,6 @@ class Outbox:
     def unread(self) -> int:
         """Deltas granted and not reported consumed yet."""
         return self._granted - self._consumed
-
-    @property
-    def stalled_since(self) -> float | None:
-        """When the client last consumed while deltas were kept, or they began to be; else None."""
-        if not self._held:
-            return None
-        return max(self._progress_s, min(held.since_s for held in self._held.values()))
 
     def push(self, reply: Reply, now_s: float) -> None:
         """Add a reply. Cost: O(tokens of the reply).

@@ -39,6 +39,7 @@ SessionKVError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 _MAX_VALUE_CHARS = 120
@@ -77,6 +78,10 @@ class SessionKVError(Exception):
             "retryable": self.retryable,
             "details": self.details,
         }
+
+    def copy(self) -> SessionKVError:
+        """An equal error for another caller to raise: each raised one has its own traceback."""
+        return error_from_wire(self.to_wire())
 
 
 class RequestError(SessionKVError):
@@ -338,12 +343,16 @@ def _all_subclasses(cls: type[SessionKVError]) -> list[type[SessionKVError]]:
 _BY_CODE = {cls.code: cls for cls in _all_subclasses(SessionKVError)}
 
 
-def error_from_wire(value: dict[str, Any]) -> SessionKVError:
-    """Rebuild an error from :meth:`SessionKVError.to_wire`; unknown codes give the base class."""
+def error_from_wire(value: Mapping[str, Any]) -> SessionKVError:
+    """Rebuild an error from :meth:`SessionKVError.to_wire`; unknown codes give the base class.
+
+    Details that are not named by strings are dropped.
+    """
     cls = _BY_CODE.get(str(value.get("code")), SessionKVError)
     error = cls.__new__(cls)
+    # Not by the class's own signature: message and details are made already.
+    SessionKVError.__init__(error, str(value.get("message", "")))
     details = value.get("details")
-    SessionKVError.__init__(
-        error, str(value.get("message", "")), **(details if isinstance(details, dict) else {})
-    )
+    if isinstance(details, Mapping):
+        error.details = {name: item for name, item in details.items() if isinstance(name, str)}
     return error

@@ -8,13 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from sessionkv.ipc.messages import Done, Generate, Turn
 from sessionkv.types import SamplingParams
 
 _SAMPLING_DEFAULTS = asdict(SamplingParams())
+_DELIVERY_FIELDS = frozenset(
+    ("id", "stream", "deadline_s", "priority", "when_busy", "attempt", "idempotency_key")
+)
+"""How a turn is delivered and not what it asks for: no part of a request's digest."""
 
 
 def pack(value: Any) -> bytes:
@@ -52,14 +56,14 @@ def _said(sampling: SamplingParams) -> dict[str, Any]:
 
 def pack_response(done: Done) -> bytes:
     """A whole answer, for replay under its idempotency key."""
-    fields = asdict(done)
-    del fields["id"], fields["replayed"]
-    return pack(fields)
+    values = asdict(done)
+    del values["id"], values["replayed"]
+    return pack(values)
 
 
-def unpack_response(blob: bytes, request_id: int) -> Done:
-    """The journalled answer as the reply to another request."""
-    return Done(id=request_id, replayed=True, **unpack(blob))
+def unpack_response(blob: bytes) -> Done:
+    """The journalled answer, still to be addressed to a request."""
+    return Done(id=0, replayed=True, **unpack(blob))
 
 
 def request_digest(request: Turn | Generate) -> bytes:
@@ -68,12 +72,10 @@ def request_digest(request: Turn | Generate) -> bytes:
     How it is delivered (stream, request id, deadline) does not count, nor does a seed that the
     engine drew.
     """
-    fields = {
-        name: getattr(request, name)
-        for cls in type(request).__mro__
-        for name in getattr(cls, "__slots__", ())
-        if name
-        not in ("id", "stream", "deadline_s", "priority", "when_busy", "attempt", "idempotency_key")
+    values = {
+        item.name: getattr(request, item.name)
+        for item in fields(request)
+        if item.name not in _DELIVERY_FIELDS
     }
-    fields["sampling"] = _said(request.sampling)
-    return hashlib.sha256(request.TYPE.encode() + b"\0" + pack(fields)).digest()
+    values["sampling"] = _said(request.sampling)
+    return hashlib.sha256(request.TYPE.encode() + b"\0" + pack(values)).digest()

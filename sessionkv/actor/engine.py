@@ -6,14 +6,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from sessionkv.actor.host import EngineHost
 from sessionkv.client.client import Client
 from sessionkv.config import EngineConfig, LimitsConfig
 from sessionkv.engine.build import BuiltEngine, ProgressSink, build_engine
 from sessionkv.engine.messages import CoreMessage, CoreStopped
-from sessionkv.errors import EngineClosed, SlowReader
+from sessionkv.errors import EngineClosed
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_request
 from sessionkv.ipc.outbox import Outbox
@@ -87,7 +86,8 @@ class _FrontThread:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + _TICK_S
-                self._tick(host, now)
+                for request_id in self._outbox.overdue(now):
+                    host.front.give_up_reader(_CONNECTION, request_id)
             self._outbox.consumed(sink.consumed, now)
             host.pass_on()
             for _, reply in host.front.replies:
@@ -112,12 +112,6 @@ class _FrontThread:
                 item = self._mail.get_nowait()
         except queue.Empty:
             return stopped
-
-    def _tick(self, host: EngineHost, now: float) -> None:
-        for request_id in self._outbox.overdue(now):
-            limit_s = self._limits.unread_timeout_s
-            error = SlowReader(f"no event was read for {limit_s:g} s", seconds=limit_s)
-            host.front.abort(_CONNECTION, request_id, error)
 
 
 class Engine(Client):
@@ -151,16 +145,3 @@ class Engine(Client):
         front.attach(host)
         host.start()
         super().__init__(transport=front)
-
-    def __enter__(self) -> Engine:
-        """The engine itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()

@@ -42,8 +42,8 @@ from sessionkv.errors import (
     DuplicateRequest,
     EngineClosed,
     IdempotencyConflict,
-    ProtocolViolation,
     SessionKVError,
+    SlowReader,
     TurnFailed,
 )
 from sessionkv.ipc import messages as wire
@@ -107,8 +107,7 @@ class Front:
         """Answer a request that could not be taken in; ``request_id`` -1 when it is unknown."""
         if isinstance(error, DuplicateRequest):
             request_id = -1  # the id's own request goes on undisturbed
-        fields = error.to_wire()
-        self.replies.append((connection, wire.Failure(id=request_id, **fields)))
+        self.replies.append((connection, wire.Failure.of(request_id, error)))
 
     def on_disconnect(self, connection: bytes) -> None:
         """A client is gone: its turns without idempotency key are cancelled."""
@@ -123,17 +122,14 @@ class Front:
                     self.to_core.append(CancelTurn(turn_id))
             self._calls.pop(turn_id, None)
 
-    def abort(self, connection: bytes, request_id: int, error: SessionKVError) -> None:
-        """End one request's turn, such as that of a client that does not read its events."""
+    def give_up_reader(self, connection: bytes, request_id: int) -> None:
+        """End one request's turn with ``slow_reader``: its events were not read in time."""
         state = self._connections.get(connection)
         turn_id = None if state is None else state.open_requests.get(request_id)
         if turn_id is not None and turn_id in self._turns:
+            limit_s = self._limits.unread_timeout_s
+            error = SlowReader(f"no event was read for {limit_s:g} s", seconds=limit_s)
             self.to_core.append(CancelTurn(turn_id, error=error))
-
-    @property
-    def num_connections(self) -> int:
-        """Clients that have said something and are not known to be gone."""
-        return len(self._connections)
 
     def _accept(self, connection: bytes, state: _Connection, request: wire.Request) -> None:
         if isinstance(request, wire.Ping):
@@ -163,17 +159,15 @@ class Front:
         self.to_core.append(message)
 
     def _hello(self, connection: bytes, request: wire.Hello) -> None:
-        if request.version != wire.PROTOCOL_VERSION:
-            raise ProtocolViolation(
-                f"protocol version {request.version} is not spoken here; "
-                f"this engine speaks {wire.PROTOCOL_VERSION}",
-                version=wire.PROTOCOL_VERSION,
-            )
         info = self._info
         welcome = wire.Welcome(
-            id=request.id, engine=info.engine, pid=info.pid, model=info.model,
-            tenant=LOCAL_TENANT, limits=info.limits,
-        )  # fmt: skip
+            id=request.id,
+            engine=info.engine,
+            pid=info.pid,
+            model=info.model,
+            tenant=LOCAL_TENANT,
+            limits=info.limits,
+        )
         self.replies.append((connection, welcome))
 
     def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
@@ -213,9 +207,13 @@ class Front:
         self.to_core.append(message)
 
     def _attach(
-        self, turn: FrontTurn, claim: KeyClaim, connection: bytes, state: _Connection,
+        self,
+        turn: FrontTurn,
+        claim: KeyClaim,
+        connection: bytes,
+        state: _Connection,
         request: wire.Turn | wire.Generate,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A retry while the first attempt runs: hear all of it from the start."""
         if turn.claim != claim:
             raise IdempotencyConflict(
@@ -251,9 +249,10 @@ class Front:
             self.to_core.append(CancelTurn(turn.turn_id, error=_unexpected(failure)))
 
     def _on_turn(
-        self, turn: FrontTurn,
+        self,
+        turn: FrontTurn,
         message: RenderTurn | TurnFinished | TurnCommitted | TurnReplayed | TurnDropped,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if isinstance(message, RenderTurn):
             self.to_core.append(self._writer.render(turn, message))
         elif isinstance(message, TurnFinished):
@@ -265,9 +264,9 @@ class Front:
             self._writer.remember(turn)
             self._end(turn, turn.answer)
         elif isinstance(message, TurnReplayed):
-            self._end(turn, unpack_response(message.response_blob, 0))
+            self._end(turn, unpack_response(message.response_blob))
         else:
-            self._end(turn, wire.Failure(id=0, **message.error.to_wire()))
+            self._end(turn, wire.Failure.of(0, message.error))
 
     def _step_tokens(self, message: StepTokens) -> None:
         for new in message.turns:
@@ -311,7 +310,13 @@ class Front:
             state.open_requests.pop(subscriber.request_id, None)
             reply = turn.addressed(terminal, subscriber.request_id)
             if isinstance(reply, wire.Done) and reply.replayed and subscriber.stream:
-                whole = wire.Delta(id=reply.id, tokens=reply.tokens, text=reply.text)
+                whole = wire.Delta(
+                    id=reply.id,
+                    attempt=reply.attempt,
+                    tokens=reply.tokens,
+                    text=reply.text,
+                    logprobs=reply.logprobs,
+                )
                 self.replies.append((subscriber.connection, whole))
             self.replies.append((subscriber.connection, reply))
 
@@ -333,7 +338,7 @@ class Front:
         error = message.error or EngineClosed("the engine is closed")
         self._closed = error
         for turn in list(self._turns.values()):
-            self._end(turn, wire.Failure(id=0, **error.to_wire()))
+            self._end(turn, wire.Failure.of(0, error))
         for call_id in list(self._calls):
             self._call_done(CallDone(call_id, error=error))
 

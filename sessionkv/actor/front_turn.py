@@ -9,11 +9,9 @@ from typing import Any
 from sessionkv.engine.messages import KeyClaim, TurnTokens
 from sessionkv.ipc.messages import Delta, Done, Failure
 from sessionkv.text.messages import Message
+from sessionkv.text.model import PROMPT_TAIL_TOKENS
 from sessionkv.text.output import ReplyStream
 from sessionkv.types import SamplingParams
-
-_PROMPT_TAIL = 4
-"""No character has more bytes, and no token fewer than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +42,21 @@ class FrontTurn:
         continues: The reply's text goes on from the prompt's.
         prompt_raw: Raw text of a stateless conversation, to remember its reply by.
         prompt_tail: The prompt's last ids then, where a character may have begun.
+        stream: Makes the reply's text; set when the request is submitted.
         token_ids: Sampled so far.
         logprobs: One wire entry a token, where asked for.
+        stop: The stop string that ended the reply, None until then.
         answer: The terminal event once the reply was judged.
     """
 
     def __init__(
-        self, turn_id: int, tenant: str, claim: KeyClaim | None, sampling: SamplingParams,
+        self,
+        turn_id: int,
+        tenant: str,
+        claim: KeyClaim | None,
+        sampling: SamplingParams,
         attempt: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.turn_id = turn_id
         self.tenant = tenant
         self.claim = claim
@@ -84,7 +88,7 @@ class FrontTurn:
         """The turn goes on from these ids, without a template; returns them."""
         self.kind = "raw" if raw else "prompt"
         self.continues = True
-        self.prompt_tail = ids[-_PROMPT_TAIL:]
+        self.prompt_tail = ids[-PROMPT_TAIL_TOKENS:]
         return ids
 
     def subscribe(self, connection: bytes, request_id: int, *, stream: bool) -> None:

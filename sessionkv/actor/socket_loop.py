@@ -11,7 +11,7 @@ from sessionkv.actor.front import Front
 from sessionkv.actor.host import EngineHost
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import CoreMessage, CoreStopped
-from sessionkv.errors import ConnectionLost, RequestError, SlowReader
+from sessionkv.errors import ConnectionLost, RequestError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_reply
 from sessionkv.ipc.outbox import Outbox
@@ -48,7 +48,11 @@ class CoreMail:
 
 
 class SocketLoop:
-    """Runs a host's front over a router until core has stopped."""
+    """Runs a host's front over a router until core has stopped.
+
+    Attributes:
+        failed: Core ended by itself.
+    """
 
     def __init__(
         self, host: EngineHost, server: RouterServer, mail: CoreMail, limits: LimitsConfig
@@ -62,7 +66,6 @@ class SocketLoop:
         self._stop_asked = False
         self._stopped = False
         self.failed = False
-        self.num_bad_frames = 0
 
     def stop(self) -> None:
         """Begin to drain; :meth:`run` returns when it is done. Any thread, signal handlers too."""
@@ -94,15 +97,13 @@ class SocketLoop:
         try:
             request = decode_request(frames, self._limits)
         except RequestError as error:
-            self.num_bad_frames += 1
             # An answer costs nothing to keep for a stranger: it is sent at once or not at all.
-            failure = wire.Failure(id=error.request_id, **error.to_wire())
-            self._send_now(connection, failure)
+            self._send_now(connection, wire.Failure.of(error.request_id, error))
             return
         if peer is None:
             if not isinstance(request, wire.Hello):
                 lost = ConnectionLost("this connection is not known here; say hello first")
-                self._send_now(connection, wire.Failure(id=request.id, **lost.to_wire()))
+                self._send_now(connection, wire.Failure.of(request.id, lost))
                 return
             peer = self._peers[connection] = _Peer(self._new_outbox(), now)
         peer.heard_s = now
@@ -125,7 +126,7 @@ class SocketLoop:
 
     def _send(self, now: float) -> None:
         """Pass replies through each connection's credit and out, as far as there is room."""
-        touched = {c: None for c, peer in self._peers.items() if peer.blocked}
+        touched = dict.fromkeys(c for c, peer in self._peers.items() if peer.blocked)
         for connection, reply in self._front.replies:
             peer = self._peers.get(connection)
             if peer is not None:
@@ -155,9 +156,7 @@ class SocketLoop:
                 self._forget(connection)
                 continue
             for request_id in peer.outbox.overdue(now):
-                limit_s = self._limits.unread_timeout_s
-                error = SlowReader(f"no event was read for {limit_s:g} s", seconds=limit_s)
-                self._front.abort(connection, request_id, error)
+                self._front.give_up_reader(connection, request_id)
 
     def _forget(self, connection: bytes) -> None:
         if self._peers.pop(connection, None) is not None:

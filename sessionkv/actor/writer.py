@@ -82,16 +82,17 @@ class Writer:
             InvalidRequest: Naming the field, the value and what is allowed.
             TemplateRefused: With the template's own words.
         """
-        self._check_sampling(request)
+        sampling = request.sampling
+        self._text.check_tokens(sampling.stop_token_ids, field="sampling.stop_token_ids")
+        self._text.check_tokens(tuple(sampling.logit_bias), field="sampling.logit_bias")
         session = request.session if isinstance(request, wire.Turn) else None
         ids = self._ids(turn, request)
         turn.stream = self._text.reply_stream(
-            request.sampling.stop,
-            min_tokens=request.sampling.min_tokens,
+            sampling.stop,
+            min_tokens=sampling.min_tokens,
             continues=turn.continues,
             prompt=turn.prompt_tail,
         )
-        sampling = request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(63))
         stops = set(sampling.stop_token_ids)
@@ -117,7 +118,7 @@ class Writer:
     def _ids(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> Sequence[int] | None:
         """Ids of a raw turn or a generation; None for a chat turn, whose messages are noted."""
         if request.tokens is not None:
-            self._check_ids("tokens", request.tokens)
+            self._text.check_tokens(request.tokens)
             return turn.continue_from(tuple(request.tokens), raw=isinstance(request, wire.Turn))
         if isinstance(request, wire.Generate):
             if request.prompt is not None:
@@ -140,18 +141,6 @@ class Writer:
         else:
             turn.messages = normalise(request.messages, self._limits)
         return None
-
-    def _check_sampling(self, request: wire.Turn | wire.Generate) -> None:
-        self._check_ids("sampling.stop_token_ids", request.sampling.stop_token_ids)
-        self._check_ids("sampling.logit_bias", tuple(request.sampling.logit_bias))
-
-    def _check_ids(self, field: str, ids: Sequence[int]) -> None:
-        """Cheap for good ids: one pass in C; the position is looked for only on refusal."""
-        size = self._text.vocab_size
-        if not ids or (min(ids) >= 0 and max(ids) < size):
-            return
-        at = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < size)
-        raise InvalidRequest(f"{field}[{at}]", ids[at], f"a token id from 0 to {size - 1}")
 
     def render(self, turn: FrontTurn, ask: RenderTurn) -> TurnRendered | TurnRefused | PathWanted:
         """Ids that a chat turn adds to its head."""

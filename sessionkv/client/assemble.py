@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sessionkv.client.results import StreamEvent, TurnResult, logprobs_from_wire, turn_result
-from sessionkv.errors import ProtocolViolation, SessionKVError, error_from_wire
+from sessionkv.errors import ProtocolViolation, SessionKVError
 from sessionkv.ipc.messages import Delta, Done, Failure, Reply, Restarted, Result
 
 
@@ -98,12 +98,7 @@ def failure(item: Reply | SessionKVError) -> SessionKVError:
     if isinstance(item, SessionKVError):
         return item
     if isinstance(item, Failure):
-        details = {
-            name: value
-            for name, value in item.details.items()
-            if isinstance(name, str) and name not in ("self", "message")
-        }
-        return error_from_wire({"code": item.code, "message": item.message, "details": details})
+        return item.to_error()
     return ProtocolViolation(f"the engine answered with {item.TYPE!r}, which does not fit")
 
 

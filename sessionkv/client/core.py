@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from sessionkv.client.pending import Pending
-from sessionkv.errors import EngineClosed, SessionKVError, error_from_wire
+from sessionkv.errors import EngineClosed, SessionKVError
 from sessionkv.ipc.messages import Cancel, Delta, Ping, Reply, Request, Restarted
 from sessionkv.ipc.transport import Transport
 
@@ -72,7 +72,7 @@ class ClientCore:
         with self._lock:
             pending = Pending(kind(id=self._take_id(), **fields), wake)
             if self._lost is not None and (self._given_up or not pending.keyed):
-                raise _fresh(self._lost)
+                raise self._lost.copy()
             self._open[pending.request.id] = pending
             if self._lost is None:  # otherwise it goes with the rest when there is a connection
                 try:
@@ -155,7 +155,7 @@ class ClientCore:
             for pending in ended:
                 del self._open[pending.request.id]
         for pending in ended:
-            pending.push(_fresh(error))
+            pending.push(error.copy())
 
     def restored(self) -> None:
         """A new connection: its counts start anew, and keyed requests are sent again."""
@@ -190,8 +190,3 @@ def socket_transport(endpoint: str | None, reconnect_s: float) -> Transport:
     from sessionkv.ipc.connection import SocketTransport
 
     return SocketTransport(endpoint, reconnect_s=reconnect_s)
-
-
-def _fresh(error: SessionKVError) -> SessionKVError:
-    """A copy for one caller: a raised exception carries its own traceback."""
-    return error_from_wire(error.to_wire())

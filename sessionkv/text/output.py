@@ -47,24 +47,17 @@ class ReplyStream:
 
     def push(self, token_id: int) -> Piece:
         """Take the next sampled id."""
-        text = self._detokenizer.push_one(token_id)
-        if self._stops is None:
-            self._parts.append(text)
-            return Piece(text, None)
-        if self._stops.match is not None:
-            return Piece("", None)
-        text = self._stops.push(text)
-        self._parts.append(text)
-        return Piece(text, self._stops.match)
+        return self._take(self._detokenizer.push_one(token_id), is_last=False)
 
     def finish(self) -> Piece:
         """End of the reply for any other reason than a stop string: what was held back."""
-        text = self._detokenizer.finish()
-        if self._stops is None:
-            self._parts.append(text)
-            return Piece(text, None)
-        if self._stops.match is not None:
-            return Piece("", None)
-        text = self._stops.finish(text)
+        return self._take(self._detokenizer.finish(), is_last=True)
+
+    def _take(self, text: str, *, is_last: bool) -> Piece:
+        stops = self._stops
+        if stops is not None:
+            if stops.match is not None:
+                return Piece("", None)
+            text = stops.finish(text) if is_last else stops.push(text)
         self._parts.append(text)
-        return Piece(text, self._stops.match)
+        return Piece(text, self.stop)
