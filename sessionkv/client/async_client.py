@@ -17,7 +17,7 @@ from typing import Any, Unpack
 from sessionkv.client.assemble import answer, failure
 from sessionkv.client.async_stream import AsyncStream, Awaited, Leave
 from sessionkv.client.core import ClientCore, socket_transport
-from sessionkv.client.options import GenerateOptions, Message, TurnOptions, given
+from sessionkv.client.options import GenerateOptions, TurnOptions, given
 from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
 from sessionkv.ipc import messages as wire
@@ -60,7 +60,7 @@ class AsyncClient:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[wire.ChatMessage] | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> TurnResult:
@@ -72,7 +72,7 @@ class AsyncClient:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[wire.ChatMessage] | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
@@ -101,7 +101,7 @@ class AsyncClient:
 
     async def flush(self) -> dict[str, Any]:
         """Write the KV of all idle sessions to disk; returns counts when that is done."""
-        value: dict[str, Any] = await self._call(wire.Flush, {}, timeout_s=None)
+        value: dict[str, Any] = await self._call(wire.Flush, {}, has_timeout=False)
         return value
 
     async def stats(self) -> dict[str, Any]:
@@ -127,10 +127,10 @@ class AsyncClient:
         await self.close()
 
     async def _call(
-        self, kind: type[wire.Request], fields: dict[str, Any], timeout_s: float | None = -1
+        self, kind: type[wire.Request], fields: dict[str, Any], *, has_timeout: bool = True
     ) -> Any:
-        """Value of a request that is not a turn; -1 is the client's own timeout."""
-        timeout_s = self._timeout_s if timeout_s == -1 else timeout_s
+        """Value of a request that is not a turn."""
+        timeout_s = self._timeout_s if has_timeout else None
         awaited = Awaited(self._core, kind, fields)
         try:
             async with asyncio.timeout(timeout_s):
@@ -177,19 +177,19 @@ class AsyncSession:
         self,
         text: str | None = None,
         *,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[wire.ChatMessage] | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[TurnOptions],
     ) -> TurnResult:
         """Run one turn and wait for its end; cancelling the task cancels the turn."""
-        awaited = await self._submit(text, messages, tokens, False, options)
+        awaited = await self._submit(text, messages, tokens, options)
         return await self._client._finish(awaited, self._leave)
 
     def stream(
         self,
         text: str | None = None,
         *,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[wire.ChatMessage] | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[TurnOptions],
     ) -> AsyncStream:
@@ -199,7 +199,7 @@ class AsyncSession:
         """
 
         async def start() -> Awaited:
-            return await self._submit(text, messages, tokens, True, options)
+            return await self._submit(text, messages, tokens, options, stream=True)
 
         return AsyncStream(self._client, self._core, start, self._leave)
 
@@ -250,10 +250,11 @@ class AsyncSession:
     async def _submit(
         self,
         text: str | None,
-        messages: Sequence[Message] | None,
+        messages: Sequence[wire.ChatMessage] | None,
         tokens: Sequence[int] | None,
-        stream: bool,
         options: TurnOptions,
+        *,
+        stream: bool = False,
     ) -> Awaited:
         await self._settle()
         fields = given(

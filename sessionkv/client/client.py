@@ -10,11 +10,11 @@ import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from sessionkv.client.assemble import answer, failure
 from sessionkv.client.core import ClientCore, socket_transport
-from sessionkv.client.options import GenerateOptions, Message, TurnOptions, given
+from sessionkv.client.options import GenerateOptions, TurnOptions, given
 from sessionkv.client.pending import Pending
 from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
 from sessionkv.client.stream import Leave, Stream
@@ -81,7 +81,7 @@ class Client:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[wire.ChatMessage] | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> TurnResult:
@@ -100,7 +100,7 @@ class Client:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[wire.ChatMessage] | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Stream:
@@ -130,7 +130,7 @@ class Client:
 
     def flush(self) -> dict[str, Any]:
         """Write the KV of all idle sessions to disk; returns counts when that is done."""
-        value: dict[str, Any] = self._call(wire.Flush, {}, timeout_s=None)
+        value: dict[str, Any] = self._call(wire.Flush, {}, has_timeout=False)
         return value
 
     def stats(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Client:
         """End the connection: open turns are cancelled, unless they have an idempotency key."""
         self._finalizer()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         """The client itself."""
         return self
 
@@ -156,10 +156,10 @@ class Client:
         self.close()
 
     def _call(
-        self, kind: type[wire.Request], fields: dict[str, Any], timeout_s: float | None = -1
+        self, kind: type[wire.Request], fields: dict[str, Any], *, has_timeout: bool = True
     ) -> Any:
-        """Value of a request that is not a turn; -1 is the client's own timeout."""
-        timeout_s = self._timeout_s if timeout_s == -1 else timeout_s
+        """Value of a request that is not a turn."""
+        timeout_s = self._timeout_s if has_timeout else None
         pending = self._core.submit(kind, fields)
         try:
             item = pending.get(timeout_s)
@@ -202,7 +202,7 @@ class Session:
         self,
         text: str | None = None,
         *,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[wire.ChatMessage] | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[TurnOptions],
     ) -> TurnResult:
@@ -220,20 +220,19 @@ class Session:
             ConnectionLost: The engine is gone; without an idempotency key it is not known whether
                 the turn was committed.
         """
-        return self._client._finish(
-            self._submit(text, messages, tokens, False, options), self._leave
-        )
+        pending = self._submit(text, messages, tokens, options)
+        return self._client._finish(pending, self._leave)
 
     def stream(
         self,
         text: str | None = None,
         *,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[wire.ChatMessage] | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[TurnOptions],
     ) -> Stream:
         """As :meth:`turn`, piece by piece; leaving the iteration early cancels the turn."""
-        pending = self._submit(text, messages, tokens, True, options)
+        pending = self._submit(text, messages, tokens, options, stream=True)
         return Stream(self._client, self._core, pending, self._leave)
 
     def fork(self, name: str, *, node: str | None = None) -> Session:
@@ -305,10 +304,11 @@ class Session:
     def _submit(
         self,
         text: str | None,
-        messages: Sequence[Message] | None,
+        messages: Sequence[wire.ChatMessage] | None,
         tokens: Sequence[int] | None,
-        stream: bool,
         options: TurnOptions,
+        *,
+        stream: bool = False,
     ) -> Pending:
         self._settle()
         fields = given(

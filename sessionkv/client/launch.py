@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sessionkv.client.async_client import AsyncClient
 
 DEFAULT_START_TIMEOUT_S = 600.0
-_STDERR_TAIL_BYTES = 2000
+_LOG_TAIL_BYTES = 2000
 
 
 class EngineProcess:
@@ -38,14 +38,18 @@ class EngineProcess:
 
     Attributes:
         endpoint: Where clients connect.
-        pid: Process id of the engine.
         info: What the engine reported when it became ready (model, memory split).
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], lifeline: int, endpoint: str,
-        info: Mapping[str, Any], scratch: Path,
-    ) -> None:  # fmt: skip
+        self,
+        process: subprocess.Popen[bytes],
+        lifeline: int,
+        endpoint: str,
+        info: Mapping[str, Any],
+        scratch: Path,
+    ) -> None:
+        """Made by :func:`launch`."""
         self._process = process
         self._lifeline: int | None = lifeline
         self._scratch = scratch
@@ -97,12 +101,16 @@ class EngineProcess:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> EngineProcess:
+        """The handle itself."""
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
         self.close()
 
 
@@ -147,9 +155,12 @@ def launch(
 
 
 def _start(
-    config: EngineConfig, endpoint: str, scratch: Path, timeout_s: float,
+    config: EngineConfig,
+    endpoint: str,
+    scratch: Path,
+    timeout_s: float,
     on_progress: Callable[[Mapping[str, Any]], None] | None,
-) -> EngineProcess:  # fmt: skip
+) -> EngineProcess:
     status_read, status_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
     log = (scratch / "engine.log").open("wb")
@@ -178,13 +189,17 @@ def _start(
 
 
 def _await_ready(
-    process: subprocess.Popen[bytes], status: IO[bytes], scratch: Path, deadline: float,
+    process: subprocess.Popen[bytes],
+    status: IO[bytes],
+    scratch: Path,
+    deadline_s: float,
     on_progress: Callable[[Mapping[str, Any]], None] | None,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:
+    """Read the child's status lines up to ``ready``; ``deadline_s`` is monotonic."""
     pending = b""
     while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([status], [], [], left)[0]:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not select.select([status], [], [], left_s)[0]:
             raise EngineStartFailed("the engine was not ready in time; " + _last_words(scratch))
         data = os.read(status.fileno(), 65536)
         if not data:
@@ -206,7 +221,7 @@ def _await_ready(
 
 def _last_words(scratch: Path) -> str:
     try:
-        text = (scratch / "engine.log").read_bytes()[-_STDERR_TAIL_BYTES:].decode(errors="replace")
+        text = (scratch / "engine.log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
     except OSError:
         text = ""
     return f"its last words: {text.strip()}" if text.strip() else "it said nothing"

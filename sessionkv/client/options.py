@@ -7,9 +7,6 @@ from typing import Any, Literal, TypedDict
 
 from sessionkv.types import SamplingParams
 
-Message = Mapping[str, Any]
-"""``{"role": ..., "content": ...}``, and whatever else the model's template reads."""
-
 
 class _Common(TypedDict, total=False):
     sampling: SamplingParams | None
