@@ -265,25 +265,30 @@ class World:
         del self.runs[run.seq_id]
         self.kv.preempt(run.seq_id)
 
+    def admit_now(self, chain: TokenChain, outcome: Outcome = OK, **how: bool) -> Run:
+        """Admit, making room as long as it takes."""
+        for _ in range(20):
+            run = self.admit(chain, **how)
+            if run is not None:
+                return run
+            self.make_room(outcome)
+        raise AssertionError("no progress")
+
+    def stage_now(self, run: Run, end: int, outcome: Outcome = OK) -> None:
+        """Stage, making room as long as it takes."""
+        for _ in range(20):
+            if self.stage(run, end):
+                return
+            self.make_room(outcome)
+        raise AssertionError("no progress")
+
     def turn(
         self, token_ids: Sequence[int], *, outcome: Outcome = OK, tenant: str = "local"
     ) -> Run:
         """A whole turn alone: admit, fetch, compute in one chunk, finish."""
-        chain = self.chain(token_ids, tenant)
-        run = self.admit(chain)
-        for _ in range(20):
-            if run is not None:
-                break
-            self.make_room(outcome)
-            run = self.admit(chain)
-        assert run is not None, "no progress"
+        run = self.admit_now(self.chain(token_ids, tenant), outcome)
         self.drain(outcome)
-        for _ in range(20):
-            if self.stage(run, len(chain)):
-                break
-            self.make_room(outcome)
-        else:
-            raise AssertionError("no progress")
+        self.stage_now(run, len(run.chain), outcome)
         self.execute()
         self.finish(run)
         self.check()
