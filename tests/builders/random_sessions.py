@@ -25,6 +25,7 @@ class Mix:
     """How likely each thing is, tried in this order before a plain turn.
 
     Attributes:
+        max_log: A session that is longer is deleted, so that every turn fits.
         faults: Turns may fail (their session must then be as before).
     """
 
@@ -38,6 +39,7 @@ class Mix:
     flush: float = 0.01
     max_tokens: int = 8
     max_delta: int = 9
+    max_log: int = 10_000
     faults: bool = False
 
 
@@ -101,6 +103,9 @@ class _Worker:
     def _one(self) -> None:
         rng, mix = self.rng, self.mix
         it = rng.choice(self.sessions)
+        if len(it.log) > mix.max_log:
+            self._delete(it)
+            return
         dice = rng.random()
         for name in ("fork", "rewind", "cancel", "keep", "generate", "reopen", "delete", "flush"):
             dice -= getattr(mix, name)

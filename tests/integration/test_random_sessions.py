@@ -1,0 +1,216 @@
+"""Random conversations over whole engines: whatever is evicted, fetched or lost, warm is cold."""
+
+import os
+import random
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sessionkv.engine.checksum_runner import ChecksumRunner
+from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine, oracle
+from tests.builders.random_sessions import Mix, Tally, run_sessions
+
+MIB = 2**20
+
+
+@contextmanager
+def memory_store() -> Iterator[Path]:
+    """A store directory in memory where there is such a place: how fast a disk is is not tested."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="sessionkv-test-", dir=place) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def store() -> Iterator[Path]:
+    with memory_store() as folder:
+        yield folder
+
+
+def assert_disk_figures(engine: CheckedEngine, store: Path) -> None:
+    """What the disk tier reports is what is there, and within its cap."""
+    blocks = engine.stats()["store"]["blocks"]
+    found = sum(p.stat().st_blocks * 512 for p in (store / "blocks").rglob("*") if p.is_file())
+    assert blocks["used_bytes"] == found
+    assert found <= blocks["cap_bytes"]
+    assert blocks["leased_slots"] == 0
+
+
+def assert_logs(engine: CheckedEngine, logs: dict[str, list[int]]) -> None:
+    """One more turn on each session: the engine has exactly the log that the test kept."""
+    for name, log in logs.items():
+        result = engine.session(name).turn(tokens=[99], sampling=greedy(2))
+        assert result.cache.prompt_tokens == len(log) + 1
+        assert list(result.tokens) == oracle([*log, 99], greedy(2))
+
+
+def assert_sums(engine: CheckedEngine, tally: Tally) -> None:
+    """The engine's own figures are the sums of the reports that its clients got."""
+    stats = engine.stats()
+    cache = stats["prefix_cache"]
+    assert stats["prompt_tokens"] == tally.prompt_tokens
+    assert stats["recomputed_tokens"] == tally.recomputed_tokens
+    assert cache["device_tokens"] == tally.device_tokens
+    assert cache["host_tokens"] == tally.host_tokens
+    assert cache["disk_tokens"] == tally.disk_tokens
+    assert stats["miss_turns"] == dict(tally.reasons)
+
+
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_hundred_sessions_on_a_device_for_five_in_a_hundred(store: Path, seed: int) -> None:
+    config = engine_config(store, blocks=280, host_blocks=140, disk_bytes=64 * MIB)
+    with open_engine(config) as engine:
+        tally, logs = run_sessions(engine, seed=seed, sessions=200, turns=10)
+        assert min(tally.device_tokens, tally.host_tokens, tally.disk_tokens) > 1000
+        engine.assert_ledger()
+        assert_sums(engine, tally)
+        assert_disk_figures(engine, store)
+    with open_engine(config) as engine:  # and all of it is there after a restart
+        assert_logs(engine, logs)
+        engine.assert_ledger()
+
+
+TIERS = {
+    "device only": {},
+    "host": {"host_blocks": 100},
+    "disk": {"disk_bytes": 32 * MIB},
+    "disk on eviction": {"disk_bytes": 32 * MIB, "durability": "off"},
+    "disk that forgets": {"host_blocks": 40, "disk_bytes": 1 * MIB},
+    "no prefix cache": {"host_blocks": 40, "disk_bytes": 32 * MIB, "prefix_cache": False},
+    "large blocks": {"block_size": 16, "blocks": 40, "host_blocks": 40, "disk_bytes": 32 * MIB},
+}
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_any_tiers(store: Path, tiers: str) -> None:
+    config = engine_config(store, **{"blocks": 100} | TIERS[tiers])
+    with open_engine(config) as engine:
+        _, logs = run_sessions(engine, seed=5, sessions=48, turns=6)
+        engine.assert_ledger()
+        if config.cache.disk_bytes and config.cache.prefix_cache:
+            assert_disk_figures(engine, store)
+        assert_logs(engine, logs)
+
+
+PRESSED = Mix(max_tokens=40, max_delta=20, max_log=100, cancel=0.15, keep=0.15, flush=0.0)
+
+
+def test_preempted_turns_go_on(store: Path) -> None:
+    config = engine_config(store, blocks=48, host_blocks=30, disk_bytes=32 * MIB)
+    with open_engine(config) as engine:
+        tally, logs = run_sessions(engine, seed=6, sessions=16, turns=20, mix=PRESSED)
+        assert engine.stats()["preemptions"] > 10
+        assert tally.recomputed_tokens > 0
+        engine.assert_ledger()
+        assert_logs(engine, logs)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 2**32),
+    blocks=st.integers(42, 70),
+    host_blocks=st.sampled_from([0, 1, 7, 40]),
+    disk=st.sampled_from([0, 600_000, 8 * MIB]),
+    durability=st.sampled_from(["idle", "off"]),
+    step_tokens=st.sampled_from([6, 16, 64]),
+    workers=st.integers(2, 8),
+)
+def test_any_tiny_engine(
+    seed: int,
+    blocks: int,
+    host_blocks: int,
+    disk: int,
+    durability: str,
+    step_tokens: int,
+    workers: int,
+) -> None:
+    with memory_store() as store:
+        config = engine_config(
+            store, blocks=blocks, host_blocks=host_blocks, disk_bytes=disk,
+            durability=durability, step_tokens=step_tokens,
+        )  # fmt: skip
+        with open_engine(config) as engine:
+            run_sessions(
+                engine, seed=seed, sessions=2 * workers, turns=4, workers=workers, mix=PRESSED
+            )
+            engine.assert_ledger()
+
+
+class FlakyGates:
+    """Reads and writes of the disk fail now and then."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.num_failures = 0
+
+    def pass_through(self, name: str) -> None:
+        if name == "before_read" and self._rng.random() < 0.2:
+            self.num_failures += 1
+            raise OSError("told to fail")
+
+
+class FlakyViews(ChecksumRunner):
+    """Device blocks that the movers cannot get at now and then."""
+
+    _rng = random.Random(7)
+
+    def block_view(self, block_id: int) -> memoryview:
+        if threading.current_thread().name == "movers" and self._rng.random() < 0.2:
+            raise OSError("told to fail")
+        return super().block_view(block_id)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transfers_that_fail_are_misses(store: Path) -> None:
+    config = engine_config(store, blocks=100, host_blocks=60, disk_bytes=32 * MIB)
+    gates = FlakyGates(7)
+    with open_engine(config, gates=gates, runner={"runner_type": FlakyViews}) as engine:
+        _, logs = run_sessions(engine, seed=7, sessions=48, turns=8)
+        assert gates.num_failures > 10
+        engine.assert_ledger()
+        assert_disk_figures(engine, store)
+        assert_logs(engine, logs)
+
+
+class Faults:
+    """Steps that raise, and sequences whose result is unusable."""
+
+    def __init__(self, seed: int, *, steps: float, sequences: float) -> None:
+        self._rng = random.Random(seed)
+        self._steps = steps
+        self._sequences = sequences
+        self.on = True
+
+    def as_runner(self) -> dict[str, object]:
+        return {
+            "fail_step": lambda plan: self.on and self._rng.random() < self._steps,
+            "fail_sequence": lambda seq_id, ids: self.on and self._rng.random() < self._sequences,
+        }
+
+
+@pytest.mark.parametrize(
+    ("steps", "sequences"),
+    [(0.03, 0.0), (0.0, 0.03), (0.02, 0.02)],
+    ids=["steps", "sequences", "both"],
+)
+def test_steps_that_fail_leave_every_session_as_it_was(
+    store: Path, steps: float, sequences: float
+) -> None:
+    faults = Faults(8, steps=steps, sequences=sequences)
+    config = engine_config(store, blocks=100, host_blocks=60, disk_bytes=32 * MIB)
+    with open_engine(config, runner=faults.as_runner()) as engine:
+        tally, logs = run_sessions(engine, seed=8, sessions=48, turns=8, mix=Mix(faults=True))
+        assert tally.failed > 20
+        engine.assert_ledger()
+        assert_disk_figures(engine, store)
+        faults.on = False
+        assert_logs(engine, logs)
