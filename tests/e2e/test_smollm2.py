@@ -62,15 +62,14 @@ def runner(prepared: PreparedModel) -> Iterator[ModelRunner]:
 
 def reference_ids(reference: Any, prompt: list[int], count: int) -> list[int]:
     """Greedy with transformers' own cache; end tokens do not end it."""
-    ids, cache = torch.tensor([prompt]), None
-    found: list[int] = []
+    reference.generation_config.eos_token_id = None
+    ids = torch.tensor([prompt])
+    everything = torch.ones_like(ids)  # otherwise end tokens in the prompt are taken for padding
     with torch.no_grad():
-        while len(found) < count:
-            out = reference(ids, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            found.append(int(out.logits[0, -1].argmax()))
-            ids = torch.tensor([found[-1:]])
-    return found
+        out = reference.generate(
+            ids, attention_mask=everything, max_new_tokens=count, do_sample=False
+        )
+    return out[0, len(prompt) :].tolist()
 
 
 def run_together(runner: ModelRunner, prompts: list[list[int]], count: int) -> list[list[int]]:
