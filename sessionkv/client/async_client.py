@@ -171,6 +171,7 @@ class AsyncSession:
         self._client = client
         self._core = client._core
         self._left: list[Awaited] = []
+        self._settling = asyncio.Lock()
         self._closed = False
 
     async def turn(
@@ -279,8 +280,9 @@ class AsyncSession:
         """Let turns that were left early end, so that they are not in the way of what follows."""
         if self._closed:
             raise EngineClosed(f"this handle of session {self.name!r} is closed")
-        while self._left:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._client._timeout_s):
-                    await self._left[-1].get()
-            self._left.pop()
+        async with self._settling:  # each of them has one terminal event, for one task to take
+            while self._left:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._client._timeout_s):
+                        await self._left[0].get()
+                del self._left[0]

@@ -68,6 +68,7 @@ class AsyncStream(AsyncIterator[StreamEvent]):
         self._assembler = StreamAssembler()
         self._cancelled = False
         self._left = False
+        self._reading = asyncio.Lock()  # one task takes events, others wait for it to be done
 
     @property
     def result(self) -> TurnResult | None:
@@ -84,7 +85,8 @@ class AsyncStream(AsyncIterator[StreamEvent]):
         event = None
         if not self._left:
             try:
-                event = await self._next()
+                async with self._reading:
+                    event = await self._next()
             except asyncio.CancelledError:
                 self._close()
                 raise
@@ -112,6 +114,8 @@ class AsyncStream(AsyncIterator[StreamEvent]):
     async def cancel(self, *, keep: bool = False) -> TurnResult | None:
         """End the turn and wait for that; the iteration is over then.
 
+        May be called from another task than the iterating one.
+
         Args:
             keep: Commit what was generated so far instead of dropping it.
 
@@ -121,8 +125,9 @@ class AsyncStream(AsyncIterator[StreamEvent]):
         if self._awaited is not None and not self._left:
             self._cancelled = True
             self._core.cancel(self._awaited.pending, keep=keep)
-            while await self._next() is not None:
-                pass
+            async with self._reading:
+                while await self._next() is not None:
+                    pass
         self._left = True
         return self.result
 

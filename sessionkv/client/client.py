@@ -7,6 +7,7 @@ iterates it. Works where only msgpack and pyzmq are installed.
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -196,6 +197,7 @@ class Session:
         self._client = client
         self._core = client._core
         self._left: list[Pending] = []
+        self._settling = threading.Lock()
         self._closed = False
 
     def turn(
@@ -333,5 +335,7 @@ class Session:
         """Let turns that were left early end, so that they are not in the way of what follows."""
         if self._closed:
             raise EngineClosed(f"this handle of session {self.name!r} is closed")
-        while self._left:
-            self._left.pop().get(self._client._timeout_s)
+        with self._settling:  # each of them has one terminal event, for one thread to take
+            while self._left:
+                self._left[0].get(self._client._timeout_s)
+                del self._left[0]

@@ -17,6 +17,7 @@ from typing import Any
 from sessionkv import AsyncClient, Client, EngineConfig
 from sessionkv.client.async_client import AsyncSession
 from sessionkv.client.async_stream import AsyncStream
+from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.text.builtin import IM_END
 from sessionkv.types import StepPlan
 from tests.builders.engine import CheckedEngine, SocketEngine, open_engine, socket_engine
@@ -161,18 +162,20 @@ def open_door(
     kind: str,
     config: EngineConfig | None = None,
     *,
+    gates: Gates = OPEN_GATES,
     gate: Callable[[StepPlan], None] | None = None,
     runner: dict[str, Any] | None = None,
 ) -> Iterator[Door]:
     """An engine and a client of the kind; arguments as for ``open_engine``."""
+    parts = {"gates": gates, "gate": gate, "runner": runner}
     with ExitStack() as stack:
         if kind == "engine":
-            engine = stack.enter_context(open_engine(config, gate=gate, runner=runner))
+            engine = stack.enter_context(open_engine(config, **parts))
             yield Door(kind, engine, engine)
             return
         folder = Path(tempfile.mkdtemp(prefix="skv-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        served = stack.enter_context(socket_engine(folder, config, gate=gate, runner=runner))
+        served = stack.enter_context(socket_engine(folder, config, **parts))
         if kind == "client":
             yield Door(kind, stack.enter_context(Client(served.endpoint)), served)
             return
@@ -210,3 +213,23 @@ class Hold:
 
     def release(self) -> None:
         self._released.set()
+
+
+class Script:
+    """Has each new sequence sample the next of the given replies, id by id, then the hash."""
+
+    def __init__(self, *replies: Sequence[int]) -> None:
+        self._replies = list(replies)
+        self._running: dict[int, tuple[Sequence[int], int, Sequence[int]]] = {}
+
+    def add(self, *replies: Sequence[int]) -> None:
+        self._replies += replies
+
+    def __call__(self, token_ids: Sequence[int]) -> int | None:
+        # A sequence's list is one for all its life; it is kept here so that its id is its own.
+        if id(token_ids) not in self._running:
+            reply = self._replies.pop(0) if self._replies else ()
+            self._running[id(token_ids)] = (token_ids, len(token_ids), reply)
+        _, start, reply = self._running[id(token_ids)]
+        at = len(token_ids) - start
+        return reply[at] if at < len(reply) else None
