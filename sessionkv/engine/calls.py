@@ -40,12 +40,15 @@ class CallDesk:
     def open(self, ask: OpenSession, wall: float) -> None:
         """Create or resume a session."""
         root = NewNode(
-            kind="root", token_ids=(), num_incoming_tokens=0, hashes=(),
+            kind="root",
+            token_ids=(),
+            num_incoming_tokens=0,
+            hashes=(),
             num_messages=1 if ask.system_blob or ask.tools_blob else 0,
             incoming_blob=ask.root_blob,
             tokenizer_digest=self._parts.tokenizer_digest,
             template_digest=self._parts.template_digest,
-        )  # fmt: skip
+        )
         opening = Opening(ask.system_blob, ask.tools_blob, ask.history)
         try:
             if self._turns.draining:
@@ -90,9 +93,13 @@ class CallDesk:
         elif isinstance(request, wire.Pin):
             head = (tenant, request.session)
             change = tree.pin(
-                tenant, request.session, tier=request.tier, now=wall, ttl_s=request.ttl_s,
+                tenant,
+                request.session,
+                tier=request.tier,
+                now=wall,
+                ttl_s=request.ttl_s,
                 priority=request.priority,
-            )  # fmt: skip
+            )
         elif isinstance(request, wire.Unpin):
             head = (tenant, request.session)
             change = tree.unpin(tenant, request.session, now=wall)
@@ -125,15 +132,9 @@ class CallDesk:
     def finish_flushes(self) -> None:
         """Answer flushes once nothing is left to be written."""
         if self._flushes and not self._parts.kv.dirty_count():
-            stats = {"dirty_blocks": 0}
             for call_id in self._flushes:
-                self._answer(CallDone(call_id, stats))
+                self._answer(CallDone(call_id, {"dirty_blocks": 0}))
             self._flushes.clear()
-
-    @property
-    def flushing(self) -> bool:
-        """Whether somebody waits for blocks to be on disk."""
-        return bool(self._flushes)
 
     # Questions -------------------------------------------------------------------------------
 

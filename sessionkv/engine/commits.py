@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from sessionkv.cache.tree import Change, TurnTree
+from sessionkv.cache.tree import TurnTree
+from sessionkv.cache.turns import Change
 from sessionkv.engine.messages import CoreMessage
 from sessionkv.errors import SessionKVError
 from sessionkv.store.worker import StoreWorker

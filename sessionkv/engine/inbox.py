@@ -12,8 +12,8 @@ T = TypeVar("T")
 class Inbox(Generic[T]):
     """Unordered senders, one reader; items of one sender stay in order.
 
-    The reader sleeps on a lock that a sender releases, so that an idle engine costs nothing and
-    wakes at once.
+    The reader sleeps on an event that a sender sets, so that an idle engine costs nothing and wakes
+    at once.
     """
 
     def __init__(self) -> None:

@@ -51,8 +51,7 @@ class SubmitTurn:
         stop_token_ids: Ids that end the turn.
         deadline_s: Seconds from now, None for no deadline.
         use_cache: False computes everything (and stores nothing).
-        known_miss: What the front knows of a history that differs from the stored one.
-        known_tokens: For generations: how many leading tokens repeat an earlier exchange.
+        claim: Its idempotency key, None without one.
     """
 
     turn_id: int
@@ -69,8 +68,6 @@ class SubmitTurn:
     deadline_s: float | None = None
     use_cache: bool = True
     claim: KeyClaim | None = None
-    known_miss: MissReport | None = None
-    known_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,11 @@ class RenderTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnRendered:
-    """Ids to add after ``base_node_id`` (the head, or an ancestor whose log the prompt shares)."""
+    """Ids to add after ``base_node_id`` (the head, or an ancestor whose log the prompt shares).
+
+    Attributes:
+        known_miss: Where the prompt leaves the stored history, None where it does not.
+    """
 
     turn_id: int
     token_ids: Sequence[int]
@@ -170,7 +171,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CancelTurn:
-    """End a turn; ``keep`` commits what was sampled so far. Unknown turns are ignored."""
+    """End a turn; ``keep`` commits what was sampled so far. Unknown turns are ignored.
+
+    Attributes:
+        error: What it ends with; None is ``turn_cancelled``.
+    """
 
     turn_id: int
     keep: bool = False
@@ -207,9 +212,17 @@ class Drain:
 
 
 FrontMessage = (
-    SubmitTurn | TurnRendered | PathWanted | TurnRefused | StopAt | Verdict | CancelTurn
-    | OpenSession | Call | Drain
-)  # fmt: skip
+    SubmitTurn
+    | TurnRendered
+    | PathWanted
+    | TurnRefused
+    | StopAt
+    | Verdict
+    | CancelTurn
+    | OpenSession
+    | Call
+    | Drain
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +308,12 @@ class CoreStopped:
 
 
 CoreMessage = (
-    RenderTurn | StepTokens | TurnFinished | TurnCommitted | TurnReplayed | TurnDropped | CallDone
+    RenderTurn
+    | StepTokens
+    | TurnFinished
+    | TurnCommitted
+    | TurnReplayed
+    | TurnDropped
+    | CallDone
     | CoreStopped
-)  # fmt: skip
+)

@@ -330,7 +330,6 @@ def _memory(gauges: Gauges) -> dict[str, Any]:
     }
     values["running_bytes"] = gauges.running_bytes
     values["preallocated_bytes"] = gauges.preallocated_bytes
-    values["saved_rate"] = 1.0 - _share(gauges.running_bytes, gauges.preallocated_bytes)
-    if not gauges.preallocated_bytes:
-        values["saved_rate"] = 0.0
+    saved_bytes = gauges.preallocated_bytes - gauges.running_bytes
+    values["saved_rate"] = _share(saved_bytes, gauges.preallocated_bytes)
     return values

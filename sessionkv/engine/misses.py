@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from sessionkv.engine.active_turn import ActiveTurn
 from sessionkv.engine.parts import CoreParts
 from sessionkv.types import BlockHash, MissReason, MissReport
-
-if TYPE_CHECKING:
-    from sessionkv.engine.turns import ActiveTurn
 
 
 def explain_miss(turn: ActiveTurn, parts: CoreParts) -> MissReport:
@@ -45,7 +41,7 @@ def _cached_tokens(turn: ActiveTurn) -> int:
 
 def _hint(turn: ActiveTurn) -> MissReport | None:
     """Where the front saw the prompt leave the stored history."""
-    return turn.ask.known_miss if turn.rendered is None else turn.rendered.known_miss
+    return None if turn.rendered is None else turn.rendered.known_miss
 
 
 def _known_tokens(turn: ActiveTurn, parts: CoreParts) -> int:

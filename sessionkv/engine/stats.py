@@ -8,17 +8,18 @@ from typing import Any
 from sessionkv.cache.ledger import CacheUsage, TierLedger
 from sessionkv.engine.metrics import Gauges, TierGauge
 from sessionkv.engine.parts import CoreParts
+from sessionkv.store.block_stats import BlockStoreStats
 from sessionkv.types import Tier
 
 
 def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
     """Metrics, rates, ledger and store. O(blocks in memory)."""
     usage = parts.kv.usage()
-    values = parts.metrics.snapshot(now, _gauges(parts, usage))
     blocks = parts.store.stats()
+    values = parts.metrics.snapshot(now, _gauges(parts, usage, blocks))
     values["ledger"] = {
-        "device": _ledger_map(usage.ledger.device),
-        "host": _ledger_map(usage.ledger.host),
+        "device": asdict(usage.ledger.device),
+        "host": asdict(usage.ledger.host),
         "sequences": usage.ledger.sequences,
         "transfers_in_flight": usage.ledger.transfers_in_flight,
         "dirty_blocks": usage.dirty_blocks,
@@ -37,13 +38,8 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
     return values
 
 
-def _ledger_map(ledger: TierLedger) -> dict[str, int]:
-    return asdict(ledger)
-
-
-def _gauges(parts: CoreParts, usage: CacheUsage) -> Gauges:
-    geometry = parts.runner.geometry
-    counters, disk = usage.counters, parts.store.stats()
+def _gauges(parts: CoreParts, usage: CacheUsage, disk: BlockStoreStats | None) -> Gauges:
+    geometry, counters = parts.runner.geometry, usage.counters
     size = geometry.block_bytes
 
     def tier(ledger: TierLedger, tier_name: Tier, wasted_slots: int) -> TierGauge:

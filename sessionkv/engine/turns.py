@@ -9,13 +9,14 @@ next in line, so each turn is answered exactly once. Core thread only; times are
 from __future__ import annotations
 
 import contextlib
-import enum
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from sessionkv.cache.chain import TokenChain
-from sessionkv.cache.turns import HeadId, NewNode, unpack_tokens
-from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.cache.turns import HeadId, unpack_tokens
+from sessionkv.engine.active_turn import ActiveTurn, Phase
+from sessionkv.engine.commits import Commits
 from sessionkv.engine.messages import (
     CancelTurn,
     CoreMessage,
@@ -36,6 +37,7 @@ from sessionkv.engine.messages import (
 from sessionkv.engine.misses import explain_miss, missed_tokens
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent
+from sessionkv.engine.turn_commit import commit_of
 from sessionkv.errors import (
     DeadlineExceeded,
     EngineClosed,
@@ -49,43 +51,7 @@ from sessionkv.errors import (
     TurnFailed,
     TurnKind,
 )
-from sessionkv.types import BlockHash, CacheReport, FinishReason, KeyRecord, MissReport, NodeRecord
-
-
-class Phase(enum.Enum):
-    """Where a turn is."""
-
-    IN_LINE = "in line"
-    RENDERING = "rendering"
-    RUNNING = "running"
-    JUDGING = "judging"
-    COMMITTING = "committing"
-
-
-@dataclass(slots=True, eq=False)
-class ActiveTurn:
-    """One turn that was submitted and not answered."""
-
-    ask: SubmitTurn
-    arrived_s: float
-    deadline_s: float | None
-    phase: Phase = Phase.IN_LINE
-    base_id: int = 0
-    parent_id: int = 0
-    node_id: int | None = None
-    rendered: TurnRendered | None = None
-    sequence: Sequence | None = None
-    chain: TokenChain | None = None
-    known_tokens: int = 0
-    miss: MissReport | None = None
-    missed_tokens: int = 0
-    finished: TurnFinished | None = None
-    judge_by_s: float = 0.0
-
-    @property
-    def head(self) -> HeadId | None:
-        """The session it belongs to."""
-        return None if self.ask.session is None else (self.ask.tenant, self.ask.session)
+from sessionkv.types import CacheReport, FinishReason, MissReport, NodeRecord
 
 
 def _node_text(node: NodeRecord) -> NodeText:
@@ -260,19 +226,20 @@ class TurnDesk:
         if turn is not None and turn.phase is Phase.RENDERING:
             self._leave(turn, TurnDropped(message.turn_id, message.error), now)
 
-    def _run(self, turn: ActiveTurn, parent_id: int | None, delta: object, now: float) -> None:
+    def _run(
+        self, turn: ActiveTurn, parent_id: int | None, delta: Iterable[int], now: float
+    ) -> None:
         """Hand the whole prompt to the scheduler."""
         parts, ask = self._parts, turn.ask
         prompt: list[int] = [] if parent_id is None else parts.tree.tokens_of(parent_id)
         num_before = len(prompt)
-        prompt += delta  # type: ignore[arg-type]
-        if len(prompt) == num_before and not prompt:
+        prompt += delta
+        if not prompt:
             raise InvalidRequest("tokens", [], "at least one token")
         hashes = () if parent_id is None else parts.tree.hashes_of(parent_id)
         turn.chain = TokenChain(
             parts.root, parts.kv.block_size, tenant=ask.tenant, token_ids=prompt, hashes=hashes
         )
-        turn.known_tokens = ask.known_tokens
         if parent_id is not None:
             unwritten = parts.tree.record(parent_id).num_unwritten_tokens
             turn.known_tokens = max(0, num_before - unwritten)
@@ -323,7 +290,7 @@ class TurnDesk:
         if turn is None or turn.phase is not Phase.JUDGING:
             return
         try:
-            commit = self._commit_of(turn, message, wall)
+            commit = commit_of(turn, message, self._parts, wall)
             if commit is not None:
                 self._commits.submit(commit)
         except SessionKVError as error:
@@ -332,77 +299,6 @@ class TurnDesk:
         turn.phase = Phase.COMMITTING
         if commit is None:
             self._leave(turn, TurnCommitted(message.turn_id), now)
-
-    def _commit_of(self, turn: ActiveTurn, verdict: Verdict, wall: float) -> PendingCommit | None:
-        """End the sequence and apply the turn to the tree; None when there is nothing to keep."""
-        tree, ask, claim = self._parts.tree, turn.ask, turn.ask.claim
-        key = None
-        if claim is not None:
-            key = KeyRecord(
-                ask.tenant, claim.key, claim.request_digest, verdict.response_blob, wall
-            )
-        new = self._new_node(turn, verdict)
-        done = TurnCommitted(ask.turn_id)
-        if ask.session is not None:
-            change = tree.append_turn(
-                ask.tenant, ask.session, new, base_id=turn.base_id, now=wall,
-                parent_id=turn.parent_id, node_id=turn.node_id, key=key,
-            )  # fmt: skip
-            again = self._recomputed(turn)
-            return PendingCommit(change, done, turn_id=ask.turn_id, recomputed=again)
-        if key is not None:
-            change = tree.record_key(key, now=wall)
-            return PendingCommit(change, done, turn_id=ask.turn_id)
-        return None
-
-    def _recomputed(self, turn: ActiveTurn) -> tuple[BlockHash, ...]:
-        """Full blocks of the history before the turn that the cache did not have."""
-        if turn.finished is None or turn.chain is None:
-            return ()
-        size = self._parts.kv.block_size
-        num_before = self._parts.tree.num_tokens(turn.parent_id)
-        first = turn.finished.cache.cached_tokens // size
-        return tuple(turn.chain.hashes[first : num_before // size])
-
-    def _new_node(self, turn: ActiveTurn, verdict: Verdict) -> NewNode:
-        """The node a finished turn becomes; its sequence ends here.
-
-        ::
-
-            | parent's log | delta | kept output | replacement |
-                                   ^ num_prompt  ^ kept
-            | KV written ............... kept_written |
-        """
-        parts, ask, chain, sequence = self._parts, turn.ask, turn.chain, turn.sequence
-        if chain is None or sequence is None:
-            raise TurnFailed("the turn has no sequence")
-        num_prompt = sequence.num_prompt_tokens
-        kept = num_prompt + verdict.keep_tokens
-        # A preempted turn has written more than it holds now.
-        kept_written = min(kept, max(sequence.num_computed, sequence.computed_before))
-        tail = chain.tail_record(kept_written)
-        parts.scheduler.release(ask.turn_id, kept)
-        turn.sequence = None
-        chain.truncate(kept)
-        chain.extend(verdict.replacement_ids)
-        rendered = turn.rendered
-        num_before = parts.tree.num_tokens(turn.parent_id) if ask.session is not None else 0
-        return NewNode(
-            kind="raw" if ask.token_ids is not None else "chat",
-            token_ids=chain.token_ids[num_before:],
-            num_incoming_tokens=num_prompt - num_before,
-            hashes=chain.hashes,
-            tail_key=tail.key if tail is not None else None,
-            num_messages=(rendered.num_messages if rendered else ask.num_messages) + 1,
-            incoming_blob=rendered.incoming_blob if rendered else ask.incoming_blob,
-            reply_blob=verdict.reply_blob,
-            finish_reason=verdict.finish_reason.value,
-            closed=verdict.closed,
-            sampling_blob=ask.sampling_blob,
-            tokenizer_digest=parts.tokenizer_digest,
-            template_digest=parts.template_digest,
-            num_unwritten_tokens=len(chain) - kept_written,
-        )
 
     # From the step loop ----------------------------------------------------------------------
 
@@ -453,9 +349,14 @@ class TurnDesk:
         turn.phase = Phase.JUDGING
         turn.judge_by_s = now + self._limits.verdict_timeout_s
         turn.finished = TurnFinished(
-            turn.ask.turn_id, event.num_output_tokens, event.finish, event.stop_token_id,
-            turn.node_id, sequence.num_prompt_tokens, cache,
-        )  # fmt: skip
+            turn_id=turn.ask.turn_id,
+            num_output_tokens=event.num_output_tokens,
+            reason=event.finish,
+            stop_token_id=event.stop_token_id,
+            node_id=turn.node_id,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            cache=cache,
+        )
         self.out.append(turn.finished)
 
     def durable(self, turn_id: int, now: float) -> None:
@@ -481,12 +382,6 @@ class TurnDesk:
             if turn.judge_by_s <= now:
                 unjudged = TurnFailed("the text of the reply was not ready in time")
                 self._leave(turn, TurnDropped(turn.ask.turn_id, unjudged), now)
-
-    def next_wake(self) -> float | None:
-        """Earliest time at which :meth:`tick` may end something. O(active turns)."""
-        times = [t.judge_by_s for t in self.active.values() if t.phase is Phase.JUDGING]
-        times += [t.deadline_s for t in self.active.values() if t.deadline_s is not None]
-        return min(times, default=None)
 
     def drop(self, turn_id: int, error: SessionKVError, now: float) -> None:
         """End one turn, whatever it is doing."""

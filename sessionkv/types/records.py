@@ -22,7 +22,8 @@ class NodeRecord:
         token_ids: Delta ids, incoming ones first, then the reply, as unsigned 32-bit
             little-endian bytes.
         num_incoming_tokens: How many of them are incoming.
-        num_messages: Messages of this node, the reply included (0 for raw turns).
+        num_messages: Messages of this node, the reply included (1 for raw turns, which have no
+            other; of a root 1 where it has a system prompt or tools).
         incoming_blob: Opaque: what the client sent (messages, system, tools).
         reply_blob: Opaque: the reply as the client saw it.
         finish_reason: Value of :class:`~sessionkv.types.reports.FinishReason`, ``""`` for a root.

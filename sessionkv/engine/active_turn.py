@@ -1,0 +1,58 @@
+"""One turn as core sees it, from submission to its answer."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from sessionkv.cache.chain import TokenChain
+from sessionkv.cache.turns import HeadId
+from sessionkv.engine.messages import SubmitTurn, TurnFinished, TurnRendered
+from sessionkv.engine.scheduler.sequence import Sequence
+from sessionkv.types import MissReport
+
+
+class Phase(enum.Enum):
+    """Where a turn is."""
+
+    IN_LINE = "in line"
+    RENDERING = "rendering"
+    RUNNING = "running"
+    JUDGING = "judging"
+    COMMITTING = "committing"
+
+
+@dataclass(slots=True, eq=False)
+class ActiveTurn:
+    """One turn that was submitted and not answered.
+
+    Attributes:
+        base_id: The head when the turn got it; only there may it be committed.
+        parent_id: The node it follows: the head, or an ancestor whose log the prompt shares.
+        node_id: Id it will be journalled under, None before it has ended and without session.
+        sequence: While it is the scheduler's.
+        known_tokens: Leading tokens of the prompt whose KV the parent turn left behind.
+        missed_tokens: Of the known history, those its admission had to compute; ``miss`` says why.
+        judge_by_s: When the front's verdict must be there.
+    """
+
+    ask: SubmitTurn
+    arrived_s: float
+    deadline_s: float | None
+    phase: Phase = Phase.IN_LINE
+    base_id: int = 0
+    parent_id: int = 0
+    node_id: int | None = None
+    rendered: TurnRendered | None = None
+    sequence: Sequence | None = None
+    chain: TokenChain | None = None
+    known_tokens: int = 0
+    miss: MissReport | None = None
+    missed_tokens: int = 0
+    finished: TurnFinished | None = None
+    judge_by_s: float = 0.0
+
+    @property
+    def head(self) -> HeadId | None:
+        """The session it belongs to."""
+        return None if self.ask.session is None else (self.ask.tenant, self.ask.session)
