@@ -46,8 +46,10 @@ NEWS = (
     "know everybody and everything. What should I not miss, and what should I stay away from?"
 )
 REPLY_TOKENS = 32
-CACHE = CacheConfig(device_blocks=32, host_bytes=12 * 2**20)  # 512 tokens, and half as many
-MAX_MODEL_LEN = 512
+CONFIG = EngineConfig(
+    max_model_len=512,
+    cache=CacheConfig(device_blocks=32, host_bytes=12 * 2**20),  # 512 tokens, and half as many
+)
 CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
@@ -63,11 +65,10 @@ class Line:
 class Demo:
     """Holds what every act needs: the engine's settings, where it keeps things, the summary."""
 
-    def __init__(self, model: str, store: str, *, cache: CacheConfig = CACHE) -> None:
+    def __init__(self, model: str, store: str, *, config: EngineConfig = CONFIG) -> None:
         self.model = model
         self.store = store
-        self.cache = cache
-        self.config = EngineConfig(max_model_len=MAX_MODEL_LEN, cache=cache)
+        self.config = config
         self.lines: list[Line] = []
         self.sampling = SamplingParams(temperature=0.0, max_tokens=REPLY_TOKENS)
 
@@ -132,7 +133,8 @@ def first_life(demo: Demo, engine: EngineProcess) -> None:
     branch = guide.fork("guide-b")
     demo.turn(branch, "And what if it snows?", stage="fork")
 
-    heading(f"3. Pressure: {len(GUESTS)} more conversations in {demo.cache.device_blocks} blocks")
+    blocks = demo.config.cache.device_blocks
+    heading(f"3. Pressure: {len(GUESTS)} more conversations in {blocks} blocks")
     for trade in GUESTS:
         guest = client.open(trade, system=f"You are the {trade} of a small harbour town.")
         demo.turn(guest, NEWS, stage="pressure")

@@ -107,9 +107,12 @@ def test_many_sessions_lose_nothing_under_pressure() -> None:
     config = EngineConfig(max_model_len=512, cache=CacheConfig(device_blocks=48, host_bytes=2**14))
     with launch("checksum", config=config) as engine:
         rounds = many_sessions.converse(engine.client(), sessions=12, turns=3)
-    cached = [sum(r.values()) - r["computed"] for r in rounds]
-    assert cached[2] > cached[1] > cached[0]
-    assert sum(r["host"] + r["disk"] for r in rounds) > 0
+    prompts = [sum(tokens.values()) for tokens in rounds]
+    # Every conversation has its whole history in each prompt, whichever tier it came from: each
+    # round adds at least the new messages (one token a byte here) and one token of each reply.
+    added = 12 * (len("Tell me fact number 1.") + 1)
+    assert prompts[1] >= prompts[0] + added
+    assert prompts[2] >= prompts[1] + added
 
 
 def test_restart_reads_the_past_from_disk(tmp_path: Path) -> None:
@@ -120,10 +123,10 @@ def test_restart_reads_the_past_from_disk(tmp_path: Path) -> None:
 
 
 def test_demo_shows_every_tier_and_the_restart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache = CacheConfig(device_blocks=64, host_bytes=2**14)
-    acts = demo.Demo("checksum", str(tmp_path / "store"), cache=cache)
+    config = EngineConfig(cache=CacheConfig(device_blocks=64, host_bytes=2**13))
+    acts = demo.Demo("checksum", str(tmp_path / "store"), config=config)
     demo.play(acts)
     stages = [line.stage for line in acts.lines]
     assert stages[: len(demo.OPENING)] == ["talk"] * len(demo.OPENING)
