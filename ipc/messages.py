@@ -83,9 +83,9 @@ class Turn(Request):
     :class:`Failure`, exactly one.
 
     ``attempt`` is for keyed turns sent again after a lost connection: the attempt whose deltas the
-    client has, 0 for none. The same attempt still running (or kept) is sent again from offset 0;
-    another one starts with ``attempt`` + 1, after a :class:`Restarted` when ``attempt`` is not 0.
-    It is no part of the request's digest.
+    client has, 0 for none. The same attempt, running or committed, is sent again from offset 0;
+    another one has another number, and a :class:`Restarted` before its first delta when ``attempt``
+    is not 0. It is no part of the request's digest.
     """
 
     TYPE: ClassVar[str] = "turn"

@@ -11,13 +11,14 @@ Every accepted turn ends in exactly one terminal event: a turn leaves ``_turns``
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from sessionkv.actor.blobs import request_digest, unpack_response
-from sessionkv.actor.front_turn import FrontTurn
+from sessionkv.actor.front_turn import FrontTurn, Subscriber
 from sessionkv.actor.writer import Writer
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import (
@@ -51,6 +52,7 @@ from sessionkv.ipc import messages as wire
 _log = logging.getLogger(__name__)
 
 LOCAL_TENANT = "local"
+_MAX_ATTEMPT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +196,14 @@ class Front:
                 self._attach(running, claim, connection, state, request)
                 return
         turn_id = self._new_id()
-        turn = FrontTurn(turn_id, state.tenant, claim, request.sampling, request.attempt + 1)
+        attempt = 1 if claim is None else _new_attempt()
+        turn = FrontTurn(turn_id, state.tenant, claim, request.sampling, attempt)
         message = self._writer.submit(turn, request)
-        turn.subscribe(connection, request.id, stream=request.stream)
+        turn.subscribe(connection, request)
         self._turns[turn_id] = turn
         if claim is not None:
             self._keyed[state.tenant, claim.key] = turn
         state.open_requests[request.id] = turn_id
-        if request.attempt:
-            restarted = wire.Restarted(id=request.id, attempt=turn.attempt)
-            self.replies.append((connection, restarted))
         self.to_core.append(message)
 
     def _attach(
@@ -220,9 +220,9 @@ class Front:
                 "the idempotency key is in use for another request", key=claim.key
             )
         state.open_requests[request.id] = turn.turn_id
-        turn.subscribe(connection, request.id, stream=request.stream)
+        subscriber = turn.subscribe(connection, request)
         if request.stream and turn.token_ids:
-            self.replies.append((connection, turn.delta_so_far(request.id)))
+            self._deliver(subscriber, turn.delta_so_far(request.id))
 
     # Core ------------------------------------------------------------------------------------
 
@@ -296,7 +296,15 @@ class Front:
                     text=text,
                     logprobs=logprobs,
                 )
-                self.replies.append((subscriber.connection, delta))
+                self._deliver(subscriber, delta)
+
+    def _deliver(self, subscriber: Subscriber, delta: wire.Delta) -> None:
+        """Send a delta; before the first of another run than the listener knows, say so."""
+        if subscriber.attempt not in (0, delta.attempt):
+            restarted = wire.Restarted(id=subscriber.request_id, attempt=delta.attempt)
+            self.replies.append((subscriber.connection, restarted))
+        subscriber.attempt = delta.attempt
+        self.replies.append((subscriber.connection, delta))
 
     def _end(self, turn: FrontTurn, terminal: wire.Done | wire.Failure) -> None:
         """The one place where a turn ends."""
@@ -317,7 +325,7 @@ class Front:
                     text=reply.text,
                     logprobs=reply.logprobs,
                 )
-                self.replies.append((subscriber.connection, whole))
+                self._deliver(subscriber, whole)
             self.replies.append((subscriber.connection, reply))
 
     def _call_done(self, message: CallDone) -> None:
@@ -345,6 +353,14 @@ class Front:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
+
+
+def _new_attempt() -> int:
+    """A number that no other run of a key has, whichever engine ran it.
+
+    Counting on from what a client knows would not do: another client may have come first.
+    """
+    return 1 + secrets.randbelow(_MAX_ATTEMPT)
 
 
 def _unexpected(failure: Exception) -> TurnFailed:

@@ -7,20 +7,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sessionkv.engine.messages import KeyClaim, TurnTokens
-from sessionkv.ipc.messages import Delta, Done, Failure
+from sessionkv.ipc.messages import Delta, Done, Failure, Generate, Turn
 from sessionkv.text.messages import Message
 from sessionkv.text.model import PROMPT_TAIL_TOKENS
 from sessionkv.text.output import ReplyStream
 from sessionkv.types import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Subscriber:
-    """A request that hears of the turn."""
+    """A request that hears of the turn.
+
+    Attributes:
+        attempt: Of the deltas its client has, 0 for none.
+    """
 
     connection: bytes
     request_id: int
     stream: bool
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class FrontTurn:
     """State of one turn from submission to its terminal event.
 
     Attributes:
-        attempt: Counts the runs of a keyed turn as its client sees them.
+        attempt: Names this run of a keyed turn.
         messages: Incoming messages of a chat turn, or of a stateless chat history.
         kind: ``"chat"``, ``"raw"`` or ``"prompt"`` (a generation from raw text or ids).
         continues: The reply's text goes on from the prompt's.
@@ -91,9 +96,11 @@ class FrontTurn:
         self.prompt_tail = ids[-PROMPT_TAIL_TOKENS:]
         return ids
 
-    def subscribe(self, connection: bytes, request_id: int, *, stream: bool) -> None:
+    def subscribe(self, connection: bytes, request: Turn | Generate) -> Subscriber:
         """Add a listener."""
-        self.subscribers.append(Subscriber(connection, request_id, stream))
+        subscriber = Subscriber(connection, request.id, request.stream, request.attempt)
+        self.subscribers.append(subscriber)
+        return subscriber
 
     def unsubscribe(self, connection: bytes) -> None:
         """Forget a connection's listeners."""
