@@ -12,7 +12,6 @@ bytes an id and need no second decoding.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
@@ -24,7 +23,7 @@ from sessionkv.errors import InvalidRequest, ProtocolViolation
 from sessionkv.ipc import messages as m
 from sessionkv.ipc.limits import MAX_ARRAY, MAX_ID, MAX_ITEMS, MAX_MAP
 from sessionkv.ipc.validate import build_request, check_request
-from sessionkv.types import SamplingParams
+from sessionkv.types import SamplingParams, pack_tokens
 
 _UNPACK_ERRORS = (
     ValueError,
@@ -33,7 +32,7 @@ _UNPACK_ERRORS = (
     RecursionError,
     msgpack.UnpackException,
 )
-_PACK_ERRORS = (ValueError, TypeError, OverflowError, struct.error)
+_PACK_ERRORS = (ValueError, TypeError, OverflowError)
 _REPLIES: tuple[type[Any], ...] = tuple(m.REPLIES.values())
 _FIELDS: Mapping[type, tuple[str, ...]] = {
     cls: tuple(item.name for item in fields(cls)) for cls in _REPLIES
@@ -111,7 +110,7 @@ def encode_request(request: m.Request, limits: LimitsConfig) -> bytes:
             values["sampling"] = _differing(sampling)
         tokens = values.get("tokens")
         if tokens and not isinstance(tokens, bytes):
-            values["tokens"] = struct.pack(f"<{len(tokens)}I", *tokens)
+            values["tokens"] = pack_tokens(tokens)
         frame: bytes = msgpack.packb(values)
     except _PACK_ERRORS as error:
         check_request(request, limits)  # finds the field and says what is allowed

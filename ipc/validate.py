@@ -8,7 +8,6 @@ session or a token outside the vocabulary is the engine's to find.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
@@ -17,7 +16,7 @@ from sessionkv.config import LimitsConfig
 from sessionkv.errors import InvalidRequest, ProtocolViolation, RequestError
 from sessionkv.ipc import limits as bounds
 from sessionkv.ipc import messages as m
-from sessionkv.types import SamplingParams
+from sessionkv.types import TOKEN_BYTES, SamplingParams, unpack_tokens, utf8_bytes
 
 R = TypeVar("R", bound=m.Request)
 Check = Callable[[str, Any, LimitsConfig], Any]
@@ -69,20 +68,6 @@ def _check_exactly_one(names: tuple[str, ...], values: Mapping[str, Any]) -> Non
 
 def _refuse(name: str, value: object, allowed: str) -> NoReturn:
     raise InvalidRequest(name, value, allowed)
-
-
-def utf8_bytes(name: str, text: str) -> int:
-    """Length of ``text`` in UTF-8.
-
-    Raises:
-        InvalidRequest: Naming the field, when the text holds lone surrogates.
-    """
-    if text.isascii():
-        return len(text)
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError as error:
-        _refuse(name, text[error.start : error.end], "text without lone surrogates")
 
 
 def _string(low: int, high: int) -> Check:
@@ -164,9 +149,9 @@ def _version(name: str, value: Any, limits: LimitsConfig) -> int:
 def _tokens(name: str, value: Any, limits: LimitsConfig) -> tuple[int, ...]:
     """Ids from a list, or from bytes of unsigned 32-bit little-endian integers."""
     if isinstance(value, bytes):
-        if not value or len(value) % 4:
+        if not value or len(value) % TOKEN_BYTES:
             _refuse(name, f"{len(value)} bytes long", "4 bytes a token, at least one token")
-        return struct.unpack(f"<{len(value) // 4}I", value)
+        return tuple(unpack_tokens(value))
     if not isinstance(value, list | tuple) or not value:
         _refuse(name, value, "a list of token ids that is not empty, or bytes")
     if set(map(type, value)) != {int} or min(value) < 0 or max(value) > bounds.MAX_TOKEN:

@@ -35,8 +35,6 @@ from sessionkv.store.record import (
     RecordLayout,
     names_another,
     shared_tokens,
-    token_bytes,
-    token_ids_of,
 )
 from sessionkv.store.segments import SegmentFiles
 from sessionkv.store.space import Space, is_full
@@ -48,6 +46,8 @@ from sessionkv.types import (
     DiskReceipt,
     KVGeometry,
     MoveOutcome,
+    pack_tokens,
+    unpack_tokens,
 )
 
 _log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class BlockStore:
         """
         self._directory.check_process()
         size = self._block_size
-        asked = token_bytes(query.token_ids)
+        asked = pack_tokens(query.token_ids)
         blocks: list[DiskBlock] = []
         parent, length = query.parent, 0
         with self._index.reading() as txn:
@@ -245,15 +245,7 @@ class BlockStore:
         """Read every block; ``(sound, bad)``, the bad ones removed. O(bytes on disk)."""
         self._directory.check_process()
         with self._index.reading() as txn:
-            blocks = [
-                DiskBlock(
-                    BlockRecord(
-                        BlockHash(entry.key), BlockHash(entry.parent), token_ids_of(entry.tokens)
-                    ),
-                    entry.slot,
-                )
-                for entry in self._index.entries(txn)
-            ]
+            blocks = [_disk_block(entry) for entry in self._index.entries(txn)]
         scratch = memoryview(bytearray(self._layout.payload_bytes))
         sound = sum(self.read(block, scratch) is MoveOutcome.OK for block in blocks)
         return sound, len(blocks) - sound
@@ -328,7 +320,7 @@ class BlockStore:
         self._space.write_touched(txn)
         dropped: list[Entry] = []
         for record, slot in stored:
-            tokens = token_bytes(record.token_ids)
+            tokens = pack_tokens(record.token_ids)
             for child in list(self._index.children(txn, record.parent, full=False)):
                 if len(child.tokens) < len(tokens) and tokens.startswith(child.tokens):
                     self._index.remove(txn, child.key)
@@ -395,10 +387,7 @@ class BlockStore:
             shared = shared_tokens(child.tokens, tokens)
             if shared > best_shared:
                 best, best_shared = child, shared
-        if best is None:
-            return None
-        record = BlockRecord(BlockHash(best.key), parent, token_ids_of(best.tokens))
-        return DiskBlock(record, best.slot)
+        return None if best is None else _disk_block(best)
 
     def _check_size(self, view: memoryview) -> None:
         if view.nbytes != self._layout.payload_bytes:
@@ -406,3 +395,8 @@ class BlockStore:
                 f"a block has {self._layout.payload_bytes} bytes, not {view.nbytes}",
                 bytes=view.nbytes,
             )
+
+
+def _disk_block(entry: Entry) -> DiskBlock:
+    tokens = tuple(unpack_tokens(entry.tokens))
+    return DiskBlock(BlockRecord(BlockHash(entry.key), BlockHash(entry.parent), tokens), entry.slot)

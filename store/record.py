@@ -16,13 +16,10 @@ another.
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
-from collections.abc import Iterable
 
 import xxhash
 
-from sessionkv.types import BlockRecord, KVGeometry
+from sessionkv.types import BlockRecord, KVGeometry, pack_tokens
 
 VERSION = 1
 PAGE_BYTES = 4096
@@ -63,7 +60,7 @@ class RecordLayout:
         """
         prefix = _PREFIX.pack(MAGIC, VERSION, record.fill, self.payload_bytes)
         rest = b"".join(
-            (self._identity, record.key, record.parent, self._shape, token_bytes(record.token_ids))
+            (self._identity, record.key, record.parent, self._shape, pack_tokens(record.token_ids))
         )
         checksum = xxhash.xxh3_128(prefix)
         checksum.update(rest)
@@ -71,21 +68,8 @@ class RecordLayout:
         return prefix + checksum.digest() + rest
 
 
-def token_bytes(token_ids: Iterable[int]) -> bytes:
-    """Token ids as unsigned 32-bit little-endian."""
-    values = array("I", token_ids)
-    if sys.byteorder != "little":
-        values.byteswap()
-    return values.tobytes()
-
-
-def token_ids_of(data: bytes) -> tuple[int, ...]:
-    """The way back from :func:`token_bytes`."""
-    return struct.unpack(f"<{len(data) // 4}I", data)
-
-
 def shared_tokens(left: bytes, right: bytes) -> int:
-    """Number of leading tokens that two runs of 4-byte ids share."""
+    """Number of leading tokens that two runs of packed ids, 4 bytes each, share."""
     most = min(len(left), len(right)) // 4
     if left[: 4 * most] == right[: 4 * most]:
         return most

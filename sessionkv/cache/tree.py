@@ -20,7 +20,7 @@ from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree_checks import check_name
 from sessionkv.cache.tree_heads import MAX_UNNAMED, TreeHeads, fresh_head
 from sessionkv.cache.tree_state import Transaction
-from sessionkv.cache.turns import Change, NewNode, Node, Opening, pack_tokens
+from sessionkv.cache.turns import Change, NewNode, Node, Opening
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import (
     IdempotencyConflict,
@@ -37,6 +37,7 @@ from sessionkv.types import (
     NodeRecord,
     PutHead,
     PutKey,
+    pack_tokens,
 )
 
 __all__ = ["Change", "NewNode", "Opening", "TurnTree"]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree_state import TreeState, is_unnamed
-from sessionkv.cache.turns import Node, SessionKeys, format_node_id, unpack_tokens
+from sessionkv.cache.turns import Node, SessionKeys, format_node_id
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import NodeNotFound, SessionNotFound, TurnKind
-from sessionkv.types import BlockHash, HeadRecord, KeyRecord, NodeRecord
+from sessionkv.types import BlockHash, HeadRecord, KeyRecord, NodeRecord, unpack_tokens
 
 
 class TreeView:

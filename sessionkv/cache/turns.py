@@ -7,36 +7,17 @@ tokenises or reads a clock.
 from __future__ import annotations
 
 import re
-import sys
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sessionkv.errors import InvalidRequest
-from sessionkv.types import BlockHash, HeadRecord, JournalOp, NodeRecord, Tier
+from sessionkv.types import TOKEN_BYTES, BlockHash, HeadRecord, JournalOp, NodeRecord, Tier
 
 HeadId = tuple[str, str]
 """Tenant and name of a session."""
 
-TOKEN_BYTES = 4
 UNNAMED_PREFIX = "~"
 _NODE_ID = re.compile(r"n-([1-9][0-9]{0,17})", re.ASCII)
-
-
-def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as unsigned 32-bit little-endian bytes, the form that records keep."""
-    packed = array("I", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_tokens(packed: bytes) -> list[int]:
-    """The way back from :func:`pack_tokens`."""
-    token_ids = array("I", packed)
-    if sys.byteorder == "big":
-        token_ids.byteswap()
-    return token_ids.tolist()
 
 
 def format_node_id(node_id: int) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from sessionkv.cache.chain import TokenChain
-from sessionkv.cache.turns import HeadId, unpack_tokens
+from sessionkv.cache.turns import HeadId
 from sessionkv.engine.active_turn import ActiveTurn, Phase
 from sessionkv.engine.commits import Commits
 from sessionkv.engine.messages import (
@@ -51,7 +51,7 @@ from sessionkv.errors import (
     TurnFailed,
     TurnKind,
 )
-from sessionkv.types import CacheReport, FinishReason, MissReport, NodeRecord
+from sessionkv.types import CacheReport, FinishReason, MissReport, NodeRecord, unpack_tokens
 
 
 def _node_text(node: NodeRecord) -> NodeText:

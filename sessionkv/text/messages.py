@@ -16,6 +16,7 @@ from typing import Any
 
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import InvalidRequest
+from sessionkv.types import utf8_bytes
 
 _CHECKED = 1000  # deeper than any limit: what comes from the journal was checked on its way in
 
@@ -229,11 +230,7 @@ def _optional(item: Mapping[str, Any], key: str, field: str) -> str | None:
 def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(field, value, "text")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(field, value, "text without lone surrogates") from None
+    utf8_bytes(field, value)
     return value
 
 

@@ -58,6 +58,7 @@ from sessionkv.text.spelling import Speller
 from sessionkv.text.stops import StopChecker
 from sessionkv.text.template import ChatTemplate
 from sessionkv.text.vocabulary import Vocabulary
+from sessionkv.types import utf8_bytes
 
 PROMPT_TAIL_TOKENS = 4
 """As many ids end a prompt that matter to its reply's text: no character has more bytes, and no
@@ -132,10 +133,7 @@ class TextModel:
         Raises:
             InvalidRequest: A lone surrogate.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest("prompt", text, "text without lone surrogates") from None
+        utf8_bytes("prompt", text)
         ids = self.encoder.encode(self._marks.escape(text))
         bos = self.facts.bos_token_id
         if self.facts.add_bos and bos is not None and ids[:1] != (bos,):

@@ -1,7 +1,8 @@
 """Plain data shared by every layer: blocks, transfers, sampling, reports and journal records.
 
-Standard library only; nothing here has behaviour beyond validation and small derived values. What
-a value means is said where it is declared; who owns it is said by whoever hands it out.
+Standard library only; nothing here has behaviour beyond validation, packing and small derived
+values. What a value means is said where it is declared; who owns it is said by whoever hands it
+out.
 """
 
 from sessionkv.types.blocks import BlockHash, BlockRecord, KVGeometry, Tier
@@ -30,6 +31,7 @@ from sessionkv.types.records import (
 )
 from sessionkv.types.reports import CacheReport, FinishReason, MissReason, MissReport, Usage
 from sessionkv.types.sampling import SamplingParams
+from sessionkv.types.tokens import TOKEN_BYTES, pack_tokens, unpack_tokens
 from sessionkv.types.transfers import (
     BlockMove,
     DiskBlock,
@@ -38,8 +40,10 @@ from sessionkv.types.transfers import (
     Transfer,
     TransferResult,
 )
+from sessionkv.types.utf8 import utf8_bytes
 
 __all__ = [
+    "TOKEN_BYTES",
     "Admission",
     "BlockCopy",
     "BlockHash",
@@ -78,4 +82,7 @@ __all__ = [
     "Transfer",
     "TransferResult",
     "Usage",
+    "pack_tokens",
+    "unpack_tokens",
+    "utf8_bytes",
 ]

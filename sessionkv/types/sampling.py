@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sessionkv.errors import InvalidRequest
+from sessionkv.types.utf8 import utf8_bytes
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
@@ -94,10 +95,7 @@ class SamplingParams:
             name = f"sampling.stop[{i}]"
             if not isinstance(text, str) or not text:
                 raise InvalidRequest(name, text, "a string that is not empty")
-            try:
-                size = len(text.encode())
-            except UnicodeEncodeError:
-                raise InvalidRequest(name, ascii(text), "text without lone surrogates") from None
+            size = utf8_bytes(name, text)
             if size > MAX_STOP_STRING_BYTES:
                 raise InvalidRequest(name, f"{size} bytes", f"at most {MAX_STOP_STRING_BYTES}")
         for i, token_id in enumerate(self.stop_token_ids):

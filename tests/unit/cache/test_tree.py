@@ -1,6 +1,6 @@
 import pytest
 
-from sessionkv.cache.turns import NewNode, format_node_id, pack_tokens, parse_node_id, unpack_tokens
+from sessionkv.cache.turns import NewNode, format_node_id, parse_node_id
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import (
     IdempotencyConflict,
@@ -548,8 +548,3 @@ def test_node_ids_outside():
     ):
         with pytest.raises(InvalidRequest):
             parse_node_id(text)
-
-
-def test_tokens_are_packed_little_endian():
-    assert pack_tokens([1, 0x01020304]) == b"\x01\0\0\0\x04\x03\x02\x01"
-    assert unpack_tokens(pack_tokens([0, 7, 2**32 - 1])) == [0, 7, 2**32 - 1]
