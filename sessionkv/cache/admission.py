@@ -101,11 +101,10 @@ class Admitter:
         room_tokens: int,
     ) -> tuple[RunningSequence, Admission] | None:
         """Hold, allocate and start fetching; None when the device has no room now."""
-        held = _device_blocks(choice)
         size = self._residency.block_size
         matched_blocks = len(choice.sources) + (choice.tail is not None)
         room_blocks = max(-(-room_tokens // size) - matched_blocks, 0)
-        fresh = self._take_room(choice.fresh_blocks + room_blocks, held)
+        fresh = self._take_room(choice.fresh_blocks + room_blocks, choice)
         if fresh is None:
             return None
         cached = sum(choice.tokens.values())
@@ -128,21 +127,22 @@ class Admitter:
             transfers=transfers,
         )
 
-    def _take_room(self, count: int, held: list[int]) -> list[int] | None:
-        """Hold ``held``, then allocate ``count`` blocks among the others.
+    def _take_room(self, count: int, choice: Choice) -> list[int] | None:
+        """Hold what is matched on the device, then allocate ``count`` blocks among the others.
 
-        Where that fails the holds end again. The blocks are then at the hot end: they are what a
-        waiting sequence wants, and room is to be made from others.
+        Where that fails the holds end again. What is matched is then at the hot end of its tier: it
+        is what a waiting sequence wants, and room is to be made from others.
         """
-        device = self._residency.device
-        if count > device.num_free + device.num_cached:
-            self._residency.wanted = max(self._residency.wanted, count)
-            return None
+        device, host = self._residency.device, self._residency.host
+        held = _device_blocks(choice)
         for block in held:
             device.lease(block)
         fresh = self._residency.allocate_device(count)
         if fresh is None:
             device.release_chain(reversed(held))
+            for block in reversed(_host_blocks(choice)):
+                host.lease(block)
+                host.release(block)
         return fresh
 
     def _fill_table(
@@ -198,8 +198,20 @@ def lenders(choice: Choice) -> set[int]:
 
 def _device_blocks(choice: Choice) -> list[int]:
     """Device blocks to hold, in order of the chain."""
-    sources = choice.sources if choice.tail is None else [*choice.sources, choice.tail]
-    return [block for source in sources if (block := _device_block(source)) is not None]
+    return [block for source in _used(choice) if (block := _device_block(source)) is not None]
+
+
+def _host_blocks(choice: Choice) -> list[int]:
+    """Host blocks to read, in order of the chain."""
+    return [
+        source.host
+        for source in _used(choice)
+        if isinstance(source, Entry) and source.device is None and source.host is not None
+    ]
+
+
+def _used(choice: Choice) -> list[Source]:
+    return choice.sources if choice.tail is None else [*choice.sources, choice.tail]
 
 
 def _device_block(source: Source) -> int | None:

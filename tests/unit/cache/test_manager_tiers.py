@@ -202,19 +202,20 @@ def test_one_admission_may_draw_from_all_tiers() -> None:
 
 @pytest.mark.parametrize(
     ("use_host", "use_disk", "used"),
-    [(False, True, (0, 0)), (True, False, (4, 0)), (True, True, (4, 8))],
+    [(False, True, (0, 0)), (True, False, (8, 0)), (True, True, (8, 4))],
 )
 def test_nothing_past_a_tier_that_is_not_used_is_used(
     use_host: bool, use_disk: bool, used: tuple[int, int]
 ) -> None:
-    world = World(device_blocks=4, host_blocks=3, disk_blocks=20)
+    world = World(device_blocks=4, host_blocks=6, disk_blocks=20)
     world.turn(T(12))
     world.kv.request_clean(keys(world, T(12)))
     world.make_room()
     world.turn([1] * 8)
     world.turn([2] * 16)
+    world.turn([3] * 8)
     chain = world.chain(T(13))
-    assert [world.kv.tiers_of(key)[:1] for key in chain.hashes] == [(Tier.HOST,), (), ()]
+    assert [world.kv.tiers_of(key)[:1] for key in chain.hashes] == [(Tier.HOST,)] * 2 + [()]
     run = world.admit_now(chain, use_host=use_host, use_disk=use_disk)
     admission = run.admission
     assert (admission.host_tokens, admission.disk_tokens) == used
