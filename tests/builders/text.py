@@ -108,46 +108,37 @@ LAST_USER_SYSTEM = (
 @functools.cache
 def chatml() -> TextModel:
     """The built-in byte tokenizer."""
-    with tempfile.TemporaryDirectory() as name:
-        write_byte_text(Path(name))
-        return TextModel.load(Path(name))
+    return _load("chatml")
 
 
 @functools.cache
 def chatml_words() -> TextModel:
     """ChatML with a default system message over a byte-level BPE with merges."""
-    return _byte_level(CHATML_DEFAULT_SYSTEM)
+    return _load("chatml_words")
 
 
 @functools.cache
 def think_dropping() -> TextModel:
     """A template that leaves out the thoughts of earlier replies."""
-    return _byte_level(THINK_DROPPING)
+    return _load("think_dropping")
 
 
 @functools.cache
 def llama3() -> TextModel:
     """Byte-level BPE whose tokenizer and template both bring a BOS."""
-    return build(
-        byte_level(("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")),
-        LLAMA3,
-        bos="<|begin_of_text|>",
-        eos=("<|eot_id|>",),
-        add_bos=True,
-    )
+    return _load("llama3")
 
 
 @functools.cache
 def mistral() -> TextModel:
     """Word marks, byte fallback, a space before every text, no system role."""
-    return build(byte_fallback(prefix=True), MISTRAL, bos="<s>", eos=("</s>",), add_bos=True)
+    return _load("mistral")
 
 
 @functools.cache
 def gemma() -> TextModel:
     """Word marks and byte fallback without the extra space; refuses the system role."""
-    tokenizer = byte_fallback(prefix=False, more=("<start_of_turn>", "<end_of_turn>"))
-    return build(tokenizer, GEMMA, bos="<s>", eos=("<end_of_turn>", "</s>"), add_bos=True)
+    return _load("gemma")
 
 
 @functools.cache
@@ -159,10 +150,15 @@ def last_user_system() -> TextModel:
 @functools.cache
 def smollm2() -> TextModel:
     """The default model's own; for tests marked ``model``."""
+    return TextModel.load(smollm2_folder())
+
+
+def smollm2_folder() -> Path:
+    """The default model's text folder; for tests marked ``model``."""
     from sessionkv.config import DEFAULT_MODEL, user_cache_dir
     from sessionkv.model.prepare import prepare_model
 
-    return TextModel.load(prepare_model(DEFAULT_MODEL, cache_dir=user_cache_dir()).text_dir)
+    return prepare_model(DEFAULT_MODEL, cache_dir=user_cache_dir()).text_dir
 
 
 ALL = {
@@ -196,6 +192,21 @@ def build(
     add_bos: bool = False,
 ) -> TextModel:
     """A model from a tokenizer and a template, through the files."""
+    with tempfile.TemporaryDirectory() as name:
+        write(Path(name), tokenizer, template, bos=bos, eos=eos, add_bos=add_bos)
+        return TextModel.load(Path(name))
+
+
+def write(
+    folder: Path,
+    tokenizer: Tokenizer,
+    template: str | None,
+    *,
+    bos: str | None,
+    eos: tuple[str, ...],
+    add_bos: bool = False,
+) -> None:
+    """A text folder from a tokenizer and a template."""
     facts: dict[str, Any] = {
         "vocab_size": tokenizer.get_vocab_size(),
         "bos_token_id": None if bos is None else tokenizer.token_to_id(bos),
@@ -206,12 +217,38 @@ def build(
         "special_tokens": {},
         "max_model_len": 4096,
     }
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_text_folder(
-            folder, tokenizer_json=tokenizer.to_str(), chat_template=template, facts=facts
+    write_text_folder(
+        folder, tokenizer_json=tokenizer.to_str(), chat_template=template, facts=facts
+    )
+
+
+def write_folder(name: str, folder: Path) -> Path:
+    """The text folder of one of :data:`ALL`, for a whole engine; returns the folder."""
+    if name == "chatml":
+        write_byte_text(folder)
+    elif name == "llama3":
+        specials = (
+            "<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
+        )  # fmt: skip
+        write(
+            folder, byte_level(specials), LLAMA3, bos=specials[0], eos=specials[1:2], add_bos=True
         )
-        return TextModel.load(folder)
+    elif name == "mistral":
+        write(folder, byte_fallback(prefix=True), MISTRAL, bos="<s>", eos=("</s>",), add_bos=True)
+    elif name == "gemma":
+        tokenizer = byte_fallback(prefix=False, more=("<start_of_turn>", "<end_of_turn>"))
+        write(folder, tokenizer, GEMMA, bos="<s>", eos=("<end_of_turn>", "</s>"), add_bos=True)
+    else:
+        templates = {"chatml_words": CHATML_DEFAULT_SYSTEM, "think_dropping": THINK_DROPPING}
+        write_words(folder, templates[name])
+    return folder
+
+
+def write_words(folder: Path, template: str) -> Path:
+    """The byte-level BPE of ChatML with a template; returns the folder."""
+    tokenizer = byte_level(("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
+    write(folder, tokenizer, template, bos=None, eos=("<|im_end|>", "<|endoftext|>"))
+    return folder
 
 
 def byte_level(specials: tuple[str, ...], vocab_size: int = 400) -> Tokenizer:
@@ -272,6 +309,6 @@ def reply(text: TextModel, content: str, *, closed: bool = True) -> tuple[int, .
     return (*ids, min(text.eos_ids)) if closed else ids
 
 
-def _byte_level(template: str) -> TextModel:
-    tokenizer = byte_level(("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
-    return build(tokenizer, template, bos=None, eos=("<|im_end|>", "<|endoftext|>"))
+def _load(name: str) -> TextModel:
+    with tempfile.TemporaryDirectory() as folder:
+        return TextModel.load(write_folder(name, Path(folder)))
