@@ -2,8 +2,11 @@
 
 import pytest
 
-from sessionkv.errors import SessionNotFound
+from sessionkv.errors import SessionNotFound, TurnCancelled
 from sessionkv.types import Tier
+from tests.builders.checksum import tokens
+from tests.builders.doors import Hold, Later, open_door
+from tests.builders.engine import GREEDY, engine_config, greedy
 from tests.builders.tree import TENANT, Sessions, full_hashes, tail_key
 
 SHARED = list(range(8))
@@ -40,3 +43,46 @@ def test_second_deletion_is_not_found():
     s.commit(s.tree.delete(TENANT, "a"))
     with pytest.raises(SessionNotFound):
         s.tree.delete(TENANT, "a")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_closing_while_it_decodes_ends_the_turn_and_frees_its_blocks(tmp_path, keep):
+    hold = Hold()
+    config = engine_config(tmp_path, blocks=4096, host_blocks=64, disk_bytes=50_000_000)
+    with open_door("engine", config, gate=hold.gate, runner={"script": hold.script}) as door:
+        shared = tokens(8)
+        for name in ("a", "b"):
+            session = door.client.open(name)
+            session.turn(tokens=[*shared, ord(name)], sampling=greedy(2))
+        door.client.flush()
+        gone = door.parts.tree.session_keys("local", "a").exclusive
+        session = door.client.session("a")
+        running = Later(lambda: session.turn(tokens=[1], sampling=greedy(None, ignore_eos=False)))
+        while not session.info().running:
+            pass
+        session.close(keep=keep)
+        assert isinstance(running.error(), TurnCancelled)
+        session.close(keep=keep)
+        hold.release()
+        info = door.client.session("b").info()
+        if keep:
+            assert door.client.session("a").info().turns == 1
+            assert info.bytes["device"].shared > 0
+            door.client.delete("a")
+            info = door.client.session("b").info()
+        with pytest.raises(SessionNotFound):
+            door.client.delete("a")
+        assert [tier.shared for tier in info.bytes.values()] == [0, 0, 0]
+        door.client.flush()
+        assert gone
+        assert [door.parts.kv.tiers_of(key) for key in gone] == [()] * len(gone)
+        owned = set(door.parts.tree.session_keys("local", "b").exclusive)
+        # Full blocks of the cancelled turn may stay as cold cache: nothing retains them.
+        assert {key for key in door.parts.kv.resident_keys() if retained(door, key)} <= owned
+        result = door.client.session("b").turn(tokens=[3], sampling=GREEDY)
+        assert result.cache.computed_tokens <= 2
+        door.assert_ledger()
+
+
+def retained(door, key):
+    return bool(door.parts.tree.retention.owners(key))
