@@ -168,6 +168,16 @@ class CheckedEngine(Engine):
         assert self.building.built is not None
         return self.building.built.parts
 
+    def await_messages(self, count: int) -> None:
+        """Wait until the core, which stands at a gate, has so many messages to take in."""
+        assert self.building.built is not None
+        inbox = self.building.built.inbox
+        for _ in range(30_000):
+            if len(inbox._items) >= count:
+                return
+            threading.Event().wait(0.001)
+        raise AssertionError(f"{len(inbox._items)} messages came, not {count}")
+
     def assert_ledger(self) -> None:
         """Idle: the books balance, nothing is leased or under way, disk bytes are as found."""
         self.flush()
@@ -275,7 +285,7 @@ def oracle(prompt: Sequence[int], sampling: SamplingParams = GREEDY, **fields: A
     """What a fresh engine with the cache off answers to these ids, stop ids not counted."""
     count = sampling.max_tokens
     assert count is not None
-    return cold_oracle(prompt, count, sampling, vocab_size=BYTE_VOCAB_SIZE, **fields)
+    return cold_oracle(prompt, count, sampling, **{"vocab_size": BYTE_VOCAB_SIZE} | fields)
 
 
 def without_cache(config: EngineConfig) -> EngineConfig:

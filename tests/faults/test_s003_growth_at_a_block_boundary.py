@@ -1,6 +1,7 @@
 import pytest
 
 from tests.builders.checksum import cold_oracle, tokens
+from tests.builders.engine import engine_config, greedy, open_engine, oracle
 from tests.builders.mini_engine import MiniEngine
 
 B = 4
@@ -28,3 +29,13 @@ def test_tables_cover_what_is_written_and_full_blocks_are_hashed_once(length: in
             assert len(set(chain.hashes)) == len(chain.hashes)
         assert engine.outputs[seq_id] == cold_oracle(prompt, new_tokens)
         engine.assert_idle()
+
+
+def test_any_length_of_prompt_and_reply_in_a_whole_engine() -> None:
+    with open_engine(engine_config(blocks=6)) as engine:
+        for length in range(1, 14):
+            for count in range(1, 10):
+                prompt = tokens(length, start=10 * length + count)
+                result = engine.generate(tokens=prompt, sampling=greedy(count))
+                assert list(result.tokens) == oracle(prompt, greedy(count))
+        engine.assert_ledger()

@@ -1,4 +1,6 @@
 from tests.builders.checksum import cold_oracle, tokens
+from tests.builders.doors import Later
+from tests.builders.engine import StepGate, engine_config, greedy, open_engine, oracle
 from tests.builders.mini_engine import MiniEngine
 
 
@@ -34,3 +36,20 @@ def test_eviction_while_the_new_owner_decodes_makes_a_miss() -> None:
     # Only the head of its chain had stayed, where anything had.
     assert engine.reports[again].cached_tokens in (0, 4)
     engine.assert_idle()
+
+
+def test_in_a_whole_engine_while_the_new_owner_decodes() -> None:
+    cached, unrelated = tokens(8), tokens(16, start=50)
+    gate = StepGate(lambda plan: any(len(step.token_ids) == 1 for step in plan.steps))
+    gate.open()
+    with open_engine(engine_config(blocks=7), gate=lambda plan: gate(plan)) as engine:
+        engine.generate(tokens=cached, sampling=greedy(1))
+        gate = StepGate(gate.when)
+        other = Later(lambda: engine.generate(tokens=unrelated, sampling=greedy(9)))
+        gate.reached()
+        again = Later(lambda: engine.generate(tokens=cached, sampling=greedy(5)))
+        engine.await_messages(1)
+        gate.open()
+        assert list(other.result().tokens) == oracle(unrelated, greedy(9))
+        assert list(again.result().tokens) == oracle(cached, greedy(5))
+        engine.assert_ledger()

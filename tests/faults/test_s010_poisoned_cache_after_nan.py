@@ -1,6 +1,8 @@
 import pytest
 
+from sessionkv.errors import TurnFailed
 from tests.builders.checksum import cold_oracle, tokens
+from tests.builders.engine import engine_config, greedy, open_engine, oracle
 from tests.builders.mini_engine import MiniEngine
 
 
@@ -76,3 +78,41 @@ def test_a_step_that_raises_leaves_nothing_to_match() -> None:
     assert engine.outputs[again] == cold_oracle(tokens(9), 3)
     assert engine.reports[again].cached_tokens == 0
     engine.assert_idle()
+
+
+@pytest.mark.parametrize("fault", ["fail_sequence", "fail_step"])
+def test_a_turn_that_failed_leaves_its_session_as_it_was(fault: str) -> None:
+    broken = [True]
+    with open_engine(runner={fault: lambda *args: broken[0]}) as engine:
+        session = engine.open("a")
+        with pytest.raises(TurnFailed):
+            session.turn(tokens=tokens(9), sampling=greedy(4))
+        assert (session.info().turns, session.info().tokens) == (0, 0)
+        broken[0] = False
+        result = session.turn(tokens=tokens(9), sampling=greedy(4))
+        assert list(result.tokens) == oracle(tokens(9), greedy(4))
+        assert result.cache.cached_tokens == 0
+        broken[0] = True
+        with pytest.raises(TurnFailed):
+            session.turn(tokens=[7], sampling=greedy(4))
+        assert (session.info().turns, session.info().tokens) == (1, 13)
+        broken[0] = False
+        log = [*tokens(9), *result.tokens]
+        result = session.turn(tokens=[7], sampling=greedy(4))
+        assert list(result.tokens) == oracle([*log, 7], greedy(4))
+        assert result.cache.device_tokens == 12
+        engine.assert_ledger()
+
+
+@pytest.mark.parametrize("rest", range(4))
+def test_extending_sessions_whose_last_turn_ended_past_a_boundary(rest: int) -> None:
+    with open_engine(engine_config(blocks=32)) as engine:
+        for blocks in (1, 2, 3):
+            log = tokens(4 * blocks + rest, start=100 * blocks)
+            session = engine.open(f"s{blocks}")
+            log += session.turn(tokens=log, sampling=greedy(1)).tokens
+            delta = tokens(7, start=60)
+            result = session.turn(tokens=delta, sampling=greedy(3))
+            assert list(result.tokens) == oracle([*log, *delta], greedy(3))
+            assert result.cache.device_tokens == len(log) - 1
+        engine.assert_ledger()

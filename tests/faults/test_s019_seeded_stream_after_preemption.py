@@ -2,6 +2,8 @@ import pytest
 
 from sessionkv.types import SamplingParams
 from tests.builders.checksum import cold_oracle, tokens
+from tests.builders.doors import Later
+from tests.builders.engine import StepGate, engine_config, open_engine, oracle
 from tests.builders.mini_engine import DictDisk, MiniEngine
 
 
@@ -27,3 +29,26 @@ def test_a_preempted_seeded_turn_goes_on_exactly(tiers: str) -> None:
     recomputed = engine.reports[victim].recomputed_tokens
     assert recomputed > 0 if tiers == "no cache" else recomputed < 20
     engine.assert_idle()
+
+
+@pytest.mark.parametrize("host_blocks", [0, 8], ids=["recomputed", "fetched"])
+def test_seeded_turns_of_a_whole_engine(host_blocks: int) -> None:
+    gate = StepGate()
+    with open_engine(engine_config(blocks=10, host_blocks=host_blocks), gate=gate) as engine:
+        prompts = [tokens(7, start=50), tokens(7)]
+        samplings = [
+            SamplingParams(temperature=1.0, seed=seed, max_tokens=20, ignore_eos=True)
+            for seed in (12, 11)
+        ]
+        turns = []
+        for i in range(2):
+            turns.append(
+                Later(lambda i=i: engine.generate(tokens=prompts[i], sampling=samplings[i]))
+            )
+            gate.reached()
+        engine.await_messages(1)
+        gate.open()
+        for prompt, sampling, turn in zip(prompts, samplings, turns, strict=True):
+            assert list(turn.result().tokens) == oracle(prompt, sampling)
+        assert engine.stats()["preemptions"] >= 1
+        engine.assert_ledger()

@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 
-from sessionkv.errors import NeverFits
+from sessionkv.errors import NeverFits, PromptTooLong
 from tests.builders.checksum import cold_oracle, tokens
+from tests.builders.doors import Later
+from tests.builders.engine import StepGate, engine_config, greedy, open_engine, oracle
 from tests.builders.mini_engine import DictDisk, MiniEngine
 
 
@@ -63,3 +67,49 @@ def test_a_prompt_cached_up_to_the_last_block_of_a_full_pool_still_fits() -> Non
     engine.run()
     assert engine.outputs[seq_id] == cold_oracle(tokens(20), 1)
     engine.assert_idle()
+
+
+def test_a_whole_engine_refuses_what_never_fits_and_finishes_the_rest() -> None:
+    gate = StepGate()
+    with open_engine(engine_config(blocks=5), gate=gate) as engine:
+        session = engine.open("a")
+        # The window shrinks to what the pool holds: five blocks, and a last token without KV.
+        with pytest.raises(PromptTooLong) as raised:
+            session.turn(tokens=tokens(20), sampling=greedy(2))
+        assert raised.value.details == {"n_prompt": 20, "max_tokens": 2, "n_ctx": 21}
+        assert session.info().turns == 0
+        prompts = [tokens(9, start=50 * i) for i in range(4)]
+        turns = [
+            Later(lambda p=prompt: engine.generate(tokens=p, sampling=greedy(8)))
+            for prompt in prompts
+        ]
+        gate.reached()
+        engine.await_messages(3)
+        gate.open()
+        for prompt, turn in zip(prompts, turns, strict=True):
+            assert list(turn.result().tokens) == oracle(prompt, greedy(8))
+        engine.assert_ledger()
+
+
+def test_a_session_with_restored_blocks_behind_one_without_any(tmp_path: Path) -> None:
+    gate = StepGate()
+    gate.open()
+    config = engine_config(tmp_path, blocks=6, disk_bytes=50_000_000)
+    with open_engine(config, gate=lambda plan: gate(plan)) as engine:
+        log = tokens(12)
+        log += engine.open("b").turn(tokens=log, sampling=greedy(2)).tokens
+        engine.generate(tokens=tokens(22, start=50), sampling=greedy(1))
+        gate = StepGate()
+        first = Later(lambda: engine.generate(tokens=tokens(3, start=200), sampling=greedy(4)))
+        gate.reached()
+        big = Later(
+            lambda: engine.generate(tokens=tokens(18, start=300), sampling=greedy(6), priority=1)
+        )
+        engine.await_messages(1)
+        restored = Later(lambda: engine.session("b").turn(tokens=[7], sampling=greedy(6)))
+        engine.await_messages(2)
+        gate.open()
+        assert list(first.result().tokens) == oracle(tokens(3, start=200), greedy(4))
+        assert list(big.result().tokens) == oracle(tokens(18, start=300), greedy(6))
+        assert list(restored.result().tokens) == oracle([*log, 7], greedy(6))
+        engine.assert_ledger()
