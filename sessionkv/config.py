@@ -63,7 +63,15 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Batching. ``step_tokens`` None means 256 on CPU and 2,048 on GPU."""
+    """Batching.
+
+    Attributes:
+        step_tokens: Most tokens of one step; None is the measured default (256 on CPU).
+        max_running: Most sequences in the batch.
+        max_queue: Most turns that wait to be admitted; past it ``Overloaded``.
+        ageing_s: Waiting so long counts as one step of priority.
+        lookup_timeout_ms: How long a turn waits for the answer what of it is on disk.
+    """
 
     step_tokens: int | None = None
     max_running: int = 256
@@ -82,7 +90,24 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """Bounds on what clients may ask for and hold."""
+    """Bounds on what clients may ask for and hold.
+
+    Attributes:
+        frame_bytes: Largest frame.
+        depth: Nesting of a frame and of what tools and tool arguments hold.
+        messages: Most messages of one request.
+        session_name_bytes: Longest session name in UTF-8.
+        sessions: Most sessions of the store.
+        queued_turns_per_session: Most turns in line behind a session's running one.
+        unread_events: Deltas that a connection may have unread before they are merged.
+        unread_timeout_s: After so long without any reading a merged stream ends (``SlowReader``).
+        heartbeat_s: How often a client pings.
+        missed_heartbeats: Silence of so many heartbeats counts as gone, on both sides.
+        idempotency_keys: Most keys kept; the oldest are forgotten first.
+        idempotency_ttl_s: How long a key is kept.
+        verdict_timeout_s: How long core waits for the front to judge a finished turn.
+        drain_s: How long running turns may go on after the engine was told to end.
+    """
 
     frame_bytes: int = 16 * MIB
     depth: int = 32

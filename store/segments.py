@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sessionkv.store.directory import disk_bytes, sync_folder
+from sessionkv.store.directory import sync_folder
 
 # Large, so that few files are open; they are sparse, so their size costs nothing.
 SEGMENT_BYTES = 2**30
@@ -127,10 +127,6 @@ class SegmentFiles:
         for number in sorted(self._unsynced):
             os.fdatasync(self._open(number))
         self._unsynced.clear()
-
-    def used_bytes(self) -> int:
-        """Bytes of disk that the files take."""
-        return disk_bytes(self._folder, "segment-*.kv")
 
     def close(self) -> None:
         """Close all files; they are opened again when needed."""

@@ -6,8 +6,6 @@ whatever fails later gives back what was opened before it.
 
 from __future__ import annotations
 
-import json
-import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -36,9 +34,8 @@ from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.journal import Journal
 from sessionkv.store.worker import StoreWorker
 from sessionkv.text.builtin import BYTE_VOCAB_SIZE, write_byte_text
+from sessionkv.text.folder import read_text_facts
 from sessionkv.types import Tier
-
-_log = logging.getLogger(__name__)
 
 CHECKSUM_MODEL = "checksum"
 CHECKSUM_MAX_LEN = 131_072
@@ -66,6 +63,15 @@ class BuiltEngine:
     resources: ExitStack
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model ready to run."""
+
+    text_dir: Path
+    memory: MemoryPlan
+    runner: Runner
+
+
 def build_engine(
     config: EngineConfig,
     *,
@@ -87,27 +93,41 @@ def build_engine(
         ConfigError: The configuration does not fit this machine.
     """
     with ExitStack() as stack:
-        built = _build(config, progress or _silent, wrap_runner, gates, stack)
-        return BuiltEngine(*built, resources=stack.pop_all())
+        directory = stack.enter_context(StoreDirectory.open(_store_path(config, stack)))
+        loaded = _load_runner(config, directory.path, progress or _silent, stack)
+        if wrap_runner is not None:
+            loaded = replace(loaded, runner=wrap_runner(loaded.runner))
+        stack.callback(loaded.runner.close)
+        inbox: Inbox[object] = Inbox()
+        parts = _build_parts(config, loaded, directory, inbox, gates, stack)
+        return BuiltEngine(
+            parts=parts,
+            inbox=inbox,
+            text_dir=loaded.text_dir,
+            store_path=directory.path,
+            memory=loaded.memory,
+            resources=stack.pop_all(),
+        )
 
 
-def _build(
+def _build_parts(
     config: EngineConfig,
-    progress: ProgressSink,
-    wrap_runner: Callable[[Runner], Runner] | None,
+    loaded: _Loaded,
+    directory: StoreDirectory,
+    inbox: Inbox[object],
     gates: Gates,
     stack: ExitStack,
-) -> tuple[CoreParts, Inbox[object], Path, Path, MemoryPlan]:
-    directory = stack.enter_context(StoreDirectory.open(_store_path(config, stack)))
-    text_dir, memory, runner = _load_runner(config, directory.path, progress, stack)
-    if wrap_runner is not None:
-        runner = wrap_runner(runner)
-    stack.callback(runner.close)
-    geometry = runner.geometry
+) -> CoreParts:
+    """Tiers, journal, tree and scheduler around a loaded runner."""
+    runner, memory = loaded.runner, loaded.memory
+    geometry, block_size = runner.geometry, runner.geometry.block_size
     root = KVIdentity(
         weights_fingerprint=runner.fingerprint, geometry=geometry, rope="", numerics=""
     ).root_hash()
-    inbox: Inbox[object] = Inbox()
+    # Without prefix cache nothing is ever looked for in a lower tier.
+    has_cache = config.cache.prefix_cache
+    num_host_blocks = memory.num_host_blocks if has_cache else 0
+    disk_bytes = memory.disk_bytes if has_cache else 0
     caps = {
         Tier.DEVICE: runner.num_blocks * geometry.block_bytes,
         Tier.HOST: memory.num_host_blocks * geometry.block_bytes,
@@ -115,48 +135,55 @@ def _build(
     }
     retention = Retention(block_bytes=geometry.block_bytes, caps=caps)
     journal = Journal(directory)
-    state = journal.load()
-    tree = TurnTree.load(state, config.limits, retention, block_size=geometry.block_size)
-    attach_loaded(tree, root, geometry.block_size)
+    tree = TurnTree.load(journal.load(), config.limits, retention, block_size=block_size)
+    attach_loaded(tree, root, block_size)
     blocks = None
-    if memory.disk_bytes > 0 and config.cache.prefix_cache:
-        blocks = BlockStore(directory, root, geometry, cap_bytes=memory.disk_bytes, gates=gates)
+    if disk_bytes:
+        blocks = BlockStore(directory, root, geometry, cap_bytes=disk_bytes, gates=gates)
     store = StoreWorker(journal, blocks, inbox, gates=gates)
     stack.callback(store.close, config.limits.drain_s)
-    num_host_blocks = memory.num_host_blocks if config.cache.prefix_cache else 0
-    mover = Mover(
-        runner, HostArena(num_host_blocks, geometry.block_bytes), store, inbox, gates=gates
-    )
+    arena = HostArena(num_host_blocks, geometry.block_bytes)
+    mover = Mover(runner, arena, store, inbox, gates=gates)
     stack.callback(mover.close, config.limits.drain_s)
     kv = KVCacheManager(
         root,
-        block_size=geometry.block_size,
+        block_size=block_size,
         num_device_blocks=runner.num_blocks,
         num_host_blocks=num_host_blocks,
         disk=blocks is not None,
-        prefix_cache=config.cache.prefix_cache,
+        prefix_cache=has_cache,
         retention=retention,
     )
-    planner = LoadPlanner(block_size=geometry.block_size)
-    step_tokens = config.scheduler.step_tokens or memory.step_tokens
+    planner = LoadPlanner(block_size=block_size)
     scheduler = Scheduler(
-        kv, planner, config=config.scheduler, step_tokens=step_tokens,
+        kv,
+        planner,
+        config=config.scheduler,
+        step_tokens=config.scheduler.step_tokens or memory.step_tokens,
         max_model_len=runner.max_model_len,
-    )  # fmt: skip
-    facts = json.loads((text_dir / "text.json").read_text())
-    parts = CoreParts(
-        config=config, root=root, tokenizer_digest=facts["tokenizer_digest"],
-        template_digest=facts["template_digest"], tree=tree, kv=kv, scheduler=scheduler,
-        planner=planner, runner=runner, store=store, mover=mover, metrics=Metrics(),
-        step_tokens=step_tokens, host_bytes=num_host_blocks * geometry.block_bytes,
-        disk_bytes=memory.disk_bytes if blocks is not None else 0,
-    )  # fmt: skip
-    return parts, inbox, text_dir, directory.path, memory
+    )
+    facts = read_text_facts(loaded.text_dir)
+    return CoreParts(
+        config=config,
+        root=root,
+        tokenizer_digest=facts.tokenizer_digest,
+        template_digest=facts.template_digest,
+        tree=tree,
+        kv=kv,
+        scheduler=scheduler,
+        planner=planner,
+        runner=runner,
+        store=store,
+        mover=mover,
+        metrics=Metrics(),
+        host_bytes=num_host_blocks * geometry.block_bytes,
+        disk_bytes=disk_bytes,
+    )
 
 
 def _load_runner(
     config: EngineConfig, store: Path, progress: ProgressSink, stack: ExitStack
-) -> tuple[Path, MemoryPlan, Runner]:
+) -> _Loaded:
     """Text folder, memory split and runner of the configured model."""
     machine = measure(store)
     if config.model == CHECKSUM_MODEL:
@@ -169,17 +196,14 @@ def _load_runner(
             asked_max_len=config.max_model_len,
             machine=machine,
         )
-        return (
-            text_dir,
-            memory,
-            ChecksumRunner(
-                memory.num_device_blocks,
-                config.cache.block_size,
-                vocab_size=BYTE_VOCAB_SIZE,
-                max_model_len=memory.max_model_len,
-                full_read=False,
-            ),
+        checksum = ChecksumRunner(
+            memory.num_device_blocks,
+            config.cache.block_size,
+            vocab_size=BYTE_VOCAB_SIZE,
+            max_model_len=memory.max_model_len,
+            full_read=False,
         )
+        return _Loaded(text_dir, memory, checksum)
     # Loaded only here: an engine without a model must not need its libraries.
     from sessionkv.engine.model_runner import ModelRunner
     from sessionkv.model.prepare import prepare_model
@@ -207,7 +231,7 @@ def _load_runner(
         mirror_bytes=memory.mirror_bytes,
     )
     progress({"stage": "load", "done": 1, "total": 1, "unit": "steps"})
-    return prepared.text_dir, memory, runner
+    return _Loaded(prepared.text_dir, memory, runner)
 
 
 def _small(cache: CacheConfig) -> CacheConfig:

@@ -24,9 +24,8 @@ class CoreParts:
         root: Root of the hash chain: the KV identity.
         tokenizer_digest: Of the tokenizer that new turns are written with.
         template_digest: Of the chat template.
-        step_tokens: Budget of a step.
-        host_bytes: Cap of the host tier.
-        disk_bytes: Cap of the disk tier.
+        host_bytes: Cap of the host tier, 0 when it is off.
+        disk_bytes: Cap of the disk tier, 0 when it is off.
     """
 
     config: EngineConfig
@@ -41,6 +40,5 @@ class CoreParts:
     store: StoreWorker
     mover: Mover
     metrics: Metrics
-    step_tokens: int
     host_bytes: int
     disk_bytes: int

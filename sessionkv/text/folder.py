@@ -47,13 +47,9 @@ def read_text_folder(folder: Path) -> tuple[TextFacts, Tokenizer, str | None]:
     Raises:
         ModelBroken: A file is missing or unreadable, or the files contradict each other.
     """
-    try:
-        values = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-        source = (folder / _TOKENIZER).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ModelBroken(f"the text folder {folder} cannot be read: {error}") from None
+    values = _read_values(folder)
     facts = _facts(values, folder)
-    tokenizer = _tokenizer(source, folder)
+    tokenizer = _tokenizer(_read(folder / _TOKENIZER), folder)
     for spelling, token_id in values.get("special_tokens", {}).items():
         if tokenizer.token_to_id(spelling) != token_id:
             raise ModelBroken(
@@ -61,7 +57,16 @@ def read_text_folder(folder: Path) -> tuple[TextFacts, Tokenizer, str | None]:
                 f"the tokenizer says {tokenizer.token_to_id(spelling)}"
             )
     path = folder / _TEMPLATE
-    return facts, tokenizer, path.read_text(encoding="utf-8") if path.exists() else None
+    return facts, tokenizer, _read(path) if path.exists() else None
+
+
+def read_text_facts(folder: Path) -> TextFacts:
+    """The facts alone, without loading the tokenizer.
+
+    Raises:
+        ModelBroken: The file is missing or unreadable.
+    """
+    return _facts(_read_values(folder), folder)
 
 
 def write_text_folder(
@@ -87,6 +92,20 @@ def write_text_folder(
     }
     content = {"format": TEXT_FORMAT, **facts, **digests}
     (folder / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelBroken(f"the text folder {path.parent} cannot be read: {error}") from None
+
+
+def _read_values(folder: Path) -> Any:
+    try:
+        return json.loads(_read(folder / _FACTS))
+    except ValueError as error:
+        raise ModelBroken(f"{folder / _FACTS} is not JSON: {error}") from None
 
 
 def _facts(values: Any, folder: Path) -> TextFacts:
