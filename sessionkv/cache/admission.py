@@ -12,14 +12,14 @@ disk       fetched, published         fetched, private
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.fetching import Fetcher, Load
 from sessionkv.cache.matching import Found, Source, tier_of
 from sessionkv.cache.prefix_index import Entry
 from sessionkv.cache.residency import Residency
-from sessionkv.cache.sequence import RunningSequence, StagedBlock, TailOrigin
+from sessionkv.cache.sequence import RunningSequence, TailOrigin
 from sessionkv.types import Admission, BlockCopy, DiskBlock, Tier, Transfer
 
 
@@ -28,18 +28,26 @@ class Choice:
     """What of a match is used.
 
     Attributes:
-        sources: Full blocks, in order.
+        held: Device blocks of the leading full blocks.
+        rest: Full blocks past them, in order.
         tail: Block whose first ``tail_tokens`` slots are used, or None.
-        loads: How many of them come from a lower tier, the tail included.
+        tokens: How many tokens come from each tier, the tail's among them.
+        loads: How many blocks come from a lower tier, the tail included.
         in_place: The tail is continued where it is.
     """
 
-    sources: list[Source]
-    tail: Source | None
-    tail_tokens: int
+    held: list[int]
+    rest: list[Source]
+    tokens: dict[Tier, int]
     loads: int
-    in_place: bool
-    tokens: dict[Tier, int] = field(default_factory=dict)
+    tail: Source | None = None
+    tail_tokens: int = 0
+    in_place: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Full blocks used."""
+        return len(self.held) + len(self.rest)
 
     @property
     def fresh_blocks(self) -> int:
@@ -47,23 +55,34 @@ class Choice:
         copied = self.tail is not None and not self.in_place and tier_of(self.tail) is Tier.DEVICE
         return self.loads + copied
 
+    def blocks_in(self, tier: Tier) -> list[int]:
+        """Blocks in DEVICE or HOST to take content from, in order of the chain."""
+        sources = self.rest if self.tail is None else [*self.rest, self.tail]
+        found = self.held[:] if tier is Tier.DEVICE else []
+        for source in sources:
+            if isinstance(source, Entry) and source.tier is tier:
+                block = source.device if tier is Tier.DEVICE else source.host
+                found += [] if block is None else [block]
+        return found
+
 
 def choose(found: Found, residency: Residency, *, use_host: bool, use_disk: bool) -> Choice:
     """Cut a match at the first block of a tier that is not to be used. A question."""
     size = residency.block_size
     refused = {tier for tier, used in ((Tier.HOST, use_host), (Tier.DISK, use_disk)) if not used}
     tokens = dict.fromkeys(Tier, 0)
+    tokens[Tier.DEVICE] = len(found.held) * size
     length = 0
-    for source in found.sources:
+    for source in found.rest:
         tier = tier_of(source)
         if tier in refused:
             break
         tokens[tier] += size
         length += 1
     loads = (tokens[Tier.HOST] + tokens[Tier.DISK]) // size
-    choice = Choice(found.sources[:length], None, 0, loads, in_place=False, tokens=tokens)
+    choice = Choice(found.held, found.rest[:length], tokens, loads)
     tail = found.tail
-    if tail is not None and length == len(found.sources) and tier_of(tail) not in refused:
+    if tail is not None and length == len(found.rest) and tier_of(tail) not in refused:
         _choose_tail(choice, tail, found.tail_tokens, residency)
     return choice
 
@@ -102,14 +121,14 @@ class Admitter:
     ) -> tuple[RunningSequence, Admission] | None:
         """Hold, allocate and start fetching; None when the device has no room now."""
         size = self._residency.block_size
-        matched_blocks = len(choice.sources) + (choice.tail is not None)
+        matched_blocks = choice.num_blocks + (choice.tail is not None)
         room_blocks = max(-(-room_tokens // size) - matched_blocks, 0)
         fresh = self._take_room(choice.fresh_blocks + room_blocks, choice)
         if fresh is None:
             return None
         cached = sum(choice.tokens.values())
         sequence = RunningSequence(
-            seq_id, chain, [], cached, (cached // size + 1) * size, disk_below
+            seq_id, chain, choice.held[:], cached, (cached // size + 1) * size, disk_below
         )
         loads = self._fill_table(sequence, choice, fresh)
         copies = self._add_tail(sequence, choice, fresh, loads)
@@ -134,26 +153,25 @@ class Admitter:
         is what a waiting sequence wants, and room is to be made from others.
         """
         device, host = self._residency.device, self._residency.host
-        held = _device_blocks(choice)
-        for block in held:
-            device.lease(block)
+        held = choice.blocks_in(Tier.DEVICE)
+        device.lease_chain(held)
         fresh = self._residency.allocate_device(count)
         if fresh is None:
             device.release_chain(reversed(held))
-            for block in reversed(_host_blocks(choice)):
-                host.lease(block)
-                host.release(block)
+            below = choice.blocks_in(Tier.HOST)
+            host.lease_chain(below)
+            host.release_chain(reversed(below))
         return fresh
 
     def _fill_table(
         self, sequence: RunningSequence, choice: Choice, fresh: list[int]
     ) -> list[Load]:
-        """Blocks held go in as they are, others get a fresh block and a load."""
+        """What is not on the device gets a fresh block and a load."""
         size = self._residency.block_size
         loads: list[Load] = []
         table = sequence.table
-        for source in choice.sources:
-            block = _device_block(source)
+        for source in choice.rest:
+            block = source.device if isinstance(source, Entry) else None
             if block is None:
                 block = fresh.pop()
                 loads.append(_load(len(table), source, block, tokens=size, private=False))
@@ -171,7 +189,7 @@ class Admitter:
         if tail is None:
             return ()
         tokens = choice.tail_tokens
-        source = _device_block(tail)
+        source = tail.device if isinstance(tail, Entry) else None
         if choice.in_place and source is not None:
             self._residency.device.reopen(source)
             block = source
@@ -183,7 +201,7 @@ class Admitter:
         if source is None:
             loads.append(_load(position, tail, block, tokens=tokens, private=True))
         if whole and (source is None or choice.in_place):
-            on_disk = isinstance(tail, DiskBlock) or (isinstance(tail, Entry) and tail.on_disk)
+            on_disk = isinstance(tail, DiskBlock) or tail.on_disk
             sequence.tail_origin = TailOrigin(tail.record.key, tokens, block, on_disk)
         if source is None or choice.in_place:
             return ()
@@ -191,39 +209,10 @@ class Admitter:
         return (BlockCopy(source, block, tokens),)
 
 
-def lenders(choice: Choice) -> set[int]:
-    """Sequences whose staged blocks are used."""
-    return {source.seq_id for source in choice.sources if isinstance(source, StagedBlock)}
-
-
-def _device_blocks(choice: Choice) -> list[int]:
-    """Device blocks to hold, in order of the chain."""
-    return [block for source in _used(choice) if (block := _device_block(source)) is not None]
-
-
-def _host_blocks(choice: Choice) -> list[int]:
-    """Host blocks to read, in order of the chain."""
-    return [
-        source.host
-        for source in _used(choice)
-        if isinstance(source, Entry) and source.device is None and source.host is not None
-    ]
-
-
-def _used(choice: Choice) -> list[Source]:
-    return choice.sources if choice.tail is None else [*choice.sources, choice.tail]
-
-
-def _device_block(source: Source) -> int | None:
-    if isinstance(source, Entry):
-        return source.device
-    return source.block if isinstance(source, StagedBlock) else None
-
-
 def _load(position: int, source: Source, block: int, *, tokens: int, private: bool) -> Load:
     if isinstance(source, DiskBlock):
         return Load(position, source.record, block, Tier.DISK, source.slot, tokens, private)
-    if not isinstance(source, Entry) or source.host is None:
+    if source.host is None:
         raise TypeError(f"{source} is in no tier to load from")
     return Load(
         position, source.record, block, Tier.HOST, source.host, tokens, private, entry=source

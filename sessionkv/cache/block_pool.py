@@ -169,12 +169,21 @@ class BlockPool:
 
     def lease(self, block: int) -> None:
         """Hold a cached, leased or filling block."""
-        if self._leases[block] == 0:
-            self._unlist(block)
-        elif block in self._moving:
-            self._moving.remove(block)
-            self._unlist(block)
-        self._leases[block] += 1
+        self.lease_chain((block,))
+
+    def lease_chain(self, blocks: Iterable[int]) -> None:
+        """Hold blocks, as :meth:`lease` does each: the loop over a whole history."""
+        leases, list_of, moving = self._leases, self._list_of, self._moving
+        for block in blocks:
+            listed = list_of[block]
+            if listed is not None:
+                del listed[block]
+                list_of[block] = None
+                if moving:
+                    moving.discard(block)
+            elif leases[block] == 0:
+                raise LeaseError(f"block {block} of {self.tier} is free")
+            leases[block] += 1
 
     def lease_for_move(self, block: int) -> None:
         """Hold a block while it is copied away: not a use, so it keeps its place in the order.
@@ -218,10 +227,13 @@ class BlockPool:
         if to_cold_end:
             into.move_to_end(block, last=False)
 
-    def release_chain(self, blocks: Iterable[int]) -> None:
-        """Release blocks given from the end of their chain to its start, so that ends go first."""
+    def release_chain(self, blocks: Iterable[int], *, to_cold_end: bool = False) -> None:
+        """Release blocks in the order given: the last one will be the last of them to go.
+
+        With ``to_cold_end`` the other way round: the last one will be the next to go.
+        """
         for block in blocks:
-            self.release(block)
+            self.release(block, to_cold_end=to_cold_end)
 
     def forget(self, block: int) -> None:
         """The index no longer names the block: it is free now, or with its last lease."""

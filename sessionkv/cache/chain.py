@@ -141,6 +141,15 @@ class TokenChain:
             self._tenant_parent = tenant_parent(before, self.tenant)
         return self._tenant_parent
 
+    def parents(self, num_blocks: int) -> list[BlockHash]:
+        """Parent of each of the first ``num_blocks`` blocks; all but the last of them full."""
+        if num_blocks == 0:
+            return []
+        found = [self.root, *self._hashes[: num_blocks - 1]]
+        if self._tenant_block < num_blocks:
+            found[self._tenant_block] = self.parent(self._tenant_block)
+        return found
+
     def starts_domain(self, block: int) -> bool:
         """Whether the parent of ``block`` is no block's hash but the root or a tenant's start."""
         return block == 0 or block == self._tenant_block

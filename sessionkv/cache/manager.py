@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from sessionkv.cache import matching
-from sessionkv.cache.admission import Admitter, choose, lenders
+from sessionkv.cache.admission import Admitter, choose
 from sessionkv.cache.block_pool import BlockPool, LeaseError
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.fetching import Fetcher, FetchJob
@@ -115,7 +115,7 @@ class KVCacheManager:
     def _moved_down_at(self, chain: TokenChain, found: Found) -> int:
         """When what follows a match went from memory to disk, or a tail that may be part of it."""
         moved = self._residency.moved_down
-        length = len(found.sources)
+        length = found.num_blocks
         if not moved or length * self.block_size + found.tail_tokens >= len(chain) - 1:
             return 0
         block = 0 if found.next_key is None else moved.get(found.next_key, 0)
@@ -129,7 +129,7 @@ class KVCacheManager:
         """
         chain = self._own(chain)
         found = self._find(chain, None)
-        length = len(found.sources)
+        length = found.num_blocks
         start = length * self.block_size
         if start + found.tail_tokens >= len(chain) - 1:
             return None
@@ -147,7 +147,7 @@ class KVCacheManager:
 
     def _find(self, chain: TokenChain, receipt: DiskReceipt | None) -> Found:
         if not self._prefix_cache:
-            return matching.nothing(self._residency.version, disk=False)
+            return Found(self._residency.version)
         return matching.find(
             chain,
             self._residency.index,
@@ -197,19 +197,19 @@ class KVCacheManager:
         if admitted is None:
             return None
         sequence, admission = admitted
-        self._running.add(sequence, lenders(choice))
+        self._running.add(sequence, found.lenders)
         if seq_id in self._preempted:
             del self._preempted[seq_id]
         else:
             sequence.looked_up = matching.usable_blocks(chain)
-            sequence.hit = len(choice.sources)
+            sequence.hit = choice.num_blocks
         return admission
 
     def _found(self, match: Match) -> Found:
         """What a match stands for; one of nothing needs no look-up before it."""
         found = match.state
         if found is None and match.num_tokens == 0:
-            return matching.nothing(self._residency.version, disk=self._residency.disk)
+            return Found(self._residency.version, disk_below=self._residency.disk)
         if not isinstance(found, Found) or found.version != self._residency.version:
             raise LeaseError("the cache has changed since the match was made")
         return found

@@ -7,15 +7,16 @@ only: nothing here changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.prefix_index import Entry, PrefixIndex, common_prefix
 from sessionkv.cache.sequence import StagedBlock
 from sessionkv.types import BlockHash, DiskBlock, DiskReceipt, Tier
 
-Source = Entry | StagedBlock | DiskBlock
+Source = Entry | DiskBlock
+"""Where a block is to be taken from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,27 @@ class Found:
     """A match in detail; valid while ``version`` is the residency's.
 
     Attributes:
-        sources: Where each full block of the prefix is to be taken from.
+        held: Device blocks of the leading full blocks.
+        rest: Full blocks past them, the first of which is on a lower tier.
+        lenders: Sequences that fill some of ``held`` in the plan being built.
         tail: Block of which only the first ``tail_tokens`` slots match, or None.
         disk_below: More of the chain may be on disk than was asked for.
         next_key: Hash of the first block not found that could be used whole.
     """
 
     version: int
-    sources: list[Source]
-    tail: Source | None
-    tail_tokens: int
-    disk_below: bool
-    next_key: BlockHash | None
+    held: list[int] = field(default_factory=list)
+    rest: list[Source] = field(default_factory=list)
+    lenders: set[int] = field(default_factory=set)
+    tail: Source | None = None
+    tail_tokens: int = 0
+    disk_below: bool = False
+    next_key: BlockHash | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Full blocks matched."""
+        return len(self.held) + len(self.rest)
 
 
 def usable_blocks(chain: TokenChain) -> int:
@@ -44,14 +54,7 @@ def usable_blocks(chain: TokenChain) -> int:
 
 def tier_of(source: Source) -> Tier:
     """The tier a block would be taken from."""
-    if isinstance(source, Entry):
-        return source.tier
-    return Tier.DEVICE if isinstance(source, StagedBlock) else Tier.DISK
-
-
-def nothing(version: int, *, disk: bool) -> Found:
-    """A match of no tokens, made without looking."""
-    return Found(version, [], None, 0, disk_below=disk, next_key=None)
+    return source.tier if isinstance(source, Entry) else Tier.DISK
 
 
 def find(
@@ -75,47 +78,76 @@ def find(
         disk: Whether there is a disk tier.
         version: Kept in the result.
     """
-    usable = usable_blocks(chain)
+    held = _device_run(chain, index)
+    rest: list[Source] = []
+    lenders: set[int] = set()
     on_disk = {block.record.key: block for block in receipt.blocks} if receipt else {}
-    sources = _full_blocks(chain, usable, (index.entries, staged, on_disk), in_flight)
-    length = len(sources)
-    next_key = chain.hashes[length] if length < usable else None
+    for source in _sources(chain, len(held), (index.entries, staged, on_disk)):
+        if isinstance(source, StagedBlock):
+            if rest:
+                break
+            held.append(source.block)
+            lenders.add(source.seq_id)
+        elif not rest and isinstance(source, Entry) and source.device is not None:
+            held.append(source.device)
+        elif source.record.key in in_flight and tier_of(source) is not Tier.DEVICE:
+            break
+        else:
+            rest.append(source)
+
+    length = len(held) + len(rest)
+    next_key = chain.hashes[length] if length < usable_blocks(chain) else None
     tail: Source | None = None
     tail_tokens = 0
     if next_key is None or next_key not in in_flight:
         tail, tail_tokens = _tail(chain, length, index, receipt)
     return Found(
         version=version,
-        sources=sources,
+        held=held,
+        rest=rest,
+        lenders=lenders,
         tail=tail,
         tail_tokens=tail_tokens,
-        disk_below=disk and receipt is None and _more_on_disk(chain, sources),
+        disk_below=disk and receipt is None and _more_on_disk(chain, length, index, staged),
         next_key=next_key,
     )
 
 
-def _full_blocks(
+def _device_run(chain: TokenChain, index: PrefixIndex) -> list[int]:
+    """Device blocks of the leading full blocks: the usual whole of a match, in a tight loop."""
+    usable = usable_blocks(chain)
+    entry_of = index.entries.get
+    run: list[int] = []
+    for key, parent, tokens in zip(
+        chain.hashes[:usable], chain.parents(usable), chain.block_tokens(usable), strict=False
+    ):
+        entry = entry_of(key)
+        if entry is None or entry.device is None:
+            break
+        record = entry.record
+        if record.token_ids != tokens or record.parent != parent:
+            break
+        run.append(entry.device)
+    return run
+
+
+def _sources(
     chain: TokenChain,
-    usable: int,
-    places: tuple[Mapping[BlockHash, Source], ...],
-    in_flight: Collection[BlockHash],
-) -> list[Source]:
-    """Verified sources of the leading blocks; of several places the first that has a block."""
-    memory, staged, on_disk = places
-    sources: list[Source] = []
+    start: int,
+    places: tuple[Mapping[BlockHash, Entry | StagedBlock | DiskBlock], ...],
+) -> Iterator[Entry | StagedBlock | DiskBlock]:
+    """Full blocks from ``start`` on, each verified, from the first of ``places`` that has it."""
+    usable = usable_blocks(chain)
     tokens = chain.block_tokens(usable)
-    parent_of = chain.parent
-    for block, key in enumerate(chain.hashes[:usable]):
-        source = memory.get(key) or staged.get(key) or on_disk.get(key)
+    for block in range(start, usable):
+        key = chain.hashes[block]
+        source = next((place[key] for place in places if key in place), None)
         if source is None:
-            break
+            return
         record = source.record
-        if record.token_ids != tokens[block] or record.parent != parent_of(block):
-            break
-        if in_flight and key in in_flight and tier_of(source) is not Tier.DEVICE:
-            break
-        sources.append(source)
-    return sources
+        if record.token_ids != tokens[block] or record.parent != chain.parent(block):
+            return
+        yield source
 
 
 def _tail(
@@ -136,13 +168,19 @@ def _tail(
     return best
 
 
-def _more_on_disk(chain: TokenChain, sources: list[Source]) -> bool:
-    """Whether the disk may reach further than memory does.
+def _more_on_disk(
+    chain: TokenChain,
+    length: int,
+    index: PrefixIndex,
+    staged: Mapping[BlockHash, StagedBlock],
+) -> bool:
+    """Whether the disk may reach further than the ``length`` blocks that memory does.
 
     Memory knows for each block whether children of it may be on disk alone; at the start of a
     chain (or of a tenant's part of it) nothing is known.
     """
-    if chain.starts_domain(len(sources)):
+    if chain.starts_domain(length):
         return True
-    last = sources[-1]
-    return not isinstance(last, DiskBlock) and last.disk_below
+    key = chain.hashes[length - 1]
+    last = index.get(key) or staged.get(key)
+    return last is not None and last.disk_below

@@ -194,13 +194,29 @@ class RunningSet:
             # The copy of its tail is not known to have run: those slots hold nothing.
             sequence.committed -= sequence.committed % self._residency.block_size
         self._end_copy(sequence)
-        # Whatever is released last is at the end of its list: the head of the chain at the hot
-        # end, or, for a demotion, its tail at the cold one.
-        positions = range(len(sequence.table))
-        for position in positions if demote else reversed(positions):
-            self._end_block(sequence, position, keep_tokens, demote=demote)
+        self._end_blocks(sequence, keep_tokens, demote=demote)
         if sequence.fetch is not None:
             sequence.fetch.alive = False
+
+    def _end_blocks(
+        self, sequence: RunningSequence, keep_tokens: int | None, *, demote: bool
+    ) -> None:
+        """Release the table in an order that lets the end of the chain go before its start.
+
+        What is released last is at the end of its list: the start of the chain at the hot end,
+        or, for a demotion, the end of the chain at the cold one.
+        """
+        table = sequence.table
+        written = sequence.committed // self._residency.block_size if not sequence.fetch else 0
+        others = range(written, len(table))
+        if demote:
+            self._residency.device.release_chain(table[:written], to_cold_end=True)
+            for position in others:
+                self._end_block(sequence, position, keep_tokens, demote=True)
+        else:
+            for position in reversed(others):
+                self._end_block(sequence, position, keep_tokens, demote=False)
+            self._residency.device.release_chain(reversed(table[:written]))
 
     def _drop_staged(self, sequence: RunningSequence) -> None:
         if self._staging.pop(sequence.seq_id, None) is None:
