@@ -7,7 +7,7 @@ follows the deepest node whose log and messages the prompt still shares.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sessionkv.actor.blobs import unpack
 from sessionkv.engine.messages import NodeText, RenderTurn, TurnRendered
@@ -70,17 +70,14 @@ def render_history(
         TemplateRefused: With the template's own words.
     """
     stored = read_path(ask.path)
+    own_root = root
+    root, messages = _conversation(root, ask, stored, incoming)
     if ask.foreign:
-        return _encode_anew(text, root, ask, stored, incoming)
-    if ask.history != "follow":
-        messages = (*(item.message for item in stored.messages), *incoming)
-    elif incoming[0].role == "system":
-        messages = incoming[1:]
-        if incoming[0].content != root.system:
-            root = RootText(incoming[0].content, root.tools_json, root.now_s)
-    else:
-        messages = incoming
+        return _encode_anew(text, root, ask, messages)
     followed = follow_ids(text, root, messages, stored=stored.messages, log=stored.log)
+    miss = followed.miss
+    if root is not own_root and miss.reason is not MissReason.NONE:
+        miss = replace(miss, reason=MissReason.HISTORY_EDITED, turn=0, message=0)
     num_matching = match_history(stored.messages, messages).num_matching
     base_id, base_end, base_messages = _deepest_shared(
         stored, followed.ids, num_matching, ask.root_id
@@ -92,21 +89,27 @@ def render_history(
         base_id,
         dump_messages(new),
         len(new),
-        None if followed.miss.reason is MissReason.NONE else followed.miss,
+        None if miss.reason is MissReason.NONE else miss,
     )
 
 
+def _conversation(
+    root: RootText, ask: RenderTurn, stored: StoredPath, incoming: tuple[Message, ...]
+) -> tuple[RootText, tuple[Message, ...]]:
+    """The root and everything behind it; another root where the client sent another system."""
+    if ask.history != "follow":
+        return root, (*(item.message for item in stored.messages), *incoming)
+    if incoming[0].role != "system":
+        return root, incoming
+    if incoming[0].content != root.system:
+        root = RootText(incoming[0].content, root.tools_json, root.now_s)
+    return root, incoming[1:]
+
+
 def _encode_anew(
-    text: TextModel,
-    root: RootText,
-    ask: RenderTurn,
-    stored: StoredPath,
-    incoming: tuple[Message, ...],
+    text: TextModel, root: RootText, ask: RenderTurn, messages: tuple[Message, ...]
 ) -> TurnRendered:
     """The log is of another tokenizer: its messages become one turn behind the root."""
-    messages = incoming
-    if ask.history != "follow":
-        messages = (*(item.message for item in stored.messages), *incoming)
     return TurnRendered(
         ask.turn_id,
         text.full(root, messages),

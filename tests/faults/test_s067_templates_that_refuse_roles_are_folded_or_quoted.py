@@ -4,7 +4,9 @@ import pytest
 
 from sessionkv.errors import TemplateRefused
 from sessionkv.text.root import RootText
+from sessionkv.types import MissReason
 from tests.builders import text as built
+from tests.builders.engine import engine_config, greedy, open_engine
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASSISTANT = {"role": "assistant", "content": "hello"}
@@ -35,3 +37,31 @@ def test_session_goes_on_after_a_refused_turn():
     with pytest.raises(TemplateRefused, match="must alternate"):
         text.delta(root, built.read("a", "b"), first=False, closed=True)
     assert "ok" in text.decode(text.delta(root, built.read("ok"), first=False, closed=True))
+
+
+@pytest.mark.parametrize("name", ["gemma", "mistral"])
+def test_engine_quotes_the_template_and_goes_on(name, tmp_path):
+    folder = built.write_folder(name, tmp_path)
+    with open_engine(engine_config(blocks=512), runner={"text_dir": folder}) as engine:
+        for messages in (
+            [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+            [ASSISTANT, {"role": "user", "content": "a"}],
+        ):
+            with pytest.raises(TemplateRefused, match="must alternate user/assistant"):
+                engine.generate(messages=messages)
+            with pytest.raises(TemplateRefused, match="refuses this: "):
+                engine.open("a", system="Be brief.").turn(messages=messages)
+        folded = engine.generate(
+            messages=[{"role": "user", "content": "Be brief.\n\nHi"}], sampling=greedy(1)
+        )
+        session = engine.open("a", system="Be brief.")
+        first = session.turn("Hi", sampling=greedy(4))
+        assert first.usage.prompt_tokens == folded.usage.prompt_tokens
+        # A turn that was cancelled leaves no user message behind to come twice in a row.
+        stream = session.stream("never mind", sampling=greedy(100))
+        assert stream.cancel() is None
+        again = session.turn("And now?", sampling=greedy(4))
+        assert again.cache.miss.reason in (MissReason.NONE, MissReason.TEMPLATE_REWROTE)
+        roles = [message["role"] for message in session.info(history=True).messages]
+        assert roles == ["system", "user", "assistant", "user", "assistant"]
+        engine.assert_ledger()

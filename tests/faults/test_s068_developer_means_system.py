@@ -4,6 +4,7 @@ import pytest
 
 from sessionkv.text.root import RootText
 from tests.builders import text as built
+from tests.builders.engine import GREEDY, engine_config, open_engine
 
 ROOT = RootText(None, None, 0.0)
 
@@ -26,3 +27,22 @@ def test_several_are_merged_first():
     parts = [{"role": r, "content": c} for r, c in (("system", "a"), ("developer", "b"))]
     assert ids(text, *parts, {"role": "system", "content": "c"}, "hi") == merged
     assert "You are helpful" not in text.decode(merged)
+
+
+@pytest.mark.parametrize("door", ["generate", "turn"])
+def test_engine_answers_developer_as_system(door):
+    with open_engine(engine_config(blocks=256)) as engine:
+        results = []
+        for number, role in enumerate(("system", "developer")):
+            messages = [
+                {"role": role, "content": "Say only 42"}, {"role": "user", "content": "hi"},
+            ]  # fmt: skip
+            if door == "generate":
+                results.append(engine.generate(messages=messages, sampling=GREEDY))
+            else:
+                session = engine.open(f"s{number}", history="follow")
+                results.append(session.turn(messages=messages, sampling=GREEDY))
+        first, second = results
+        assert second.tokens == first.tokens
+        assert second.cache.computed_tokens == 1
+        engine.assert_ledger()

@@ -5,6 +5,7 @@ import pytest
 from sessionkv.errors import TemplateRefused
 from sessionkv.text.root import RootText
 from tests.builders import text as built
+from tests.builders.engine import GREEDY, engine_config, open_engine
 from tests.unit.text.test_habits import BOTH, MAPS, TEXT
 
 ROOT = RootText(None, None, 0.0)
@@ -39,3 +40,28 @@ def test_malformed_arguments_stay_text(template):
 def test_malformed_arguments_a_template_cannot_take_are_its_refusal():
     with pytest.raises(TemplateRefused):
         shown(MAPS, '{"a":')
+
+
+@pytest.mark.parametrize("template", [MAPS, TEXT, BOTH])
+def test_engine_reuses_histories_with_calls_however_they_are_written(tmp_path, template):
+    folder = built.write_words(tmp_path, template)
+
+    def call(arguments):
+        return {"type": "function", "function": {"name": "look", "arguments": arguments}}
+
+    with open_engine(engine_config(blocks=512), runner={"text_dir": folder}) as engine:
+        history = [{"role": "user", "content": "w"},
+                   {"role": "assistant", "content": None, "tool_calls": [call(OSLO)]},
+                   {"role": "tool", "content": "rain"}]  # fmt: skip
+        first = engine.generate(messages=history, sampling=GREEDY)
+        again = engine.generate(messages=history, sampling=GREEDY)
+        assert again.tokens == first.tokens
+        assert again.cache.computed_tokens == 1
+        broken = [*history[:1], {**history[1], "tool_calls": [call('{"a":')]}, *history[2:]]
+        if template == MAPS:
+            with pytest.raises(TemplateRefused):
+                engine.generate(messages=broken)
+        else:
+            assert engine.generate(messages=broken, sampling=GREEDY).tokens
+        assert engine.generate(messages=history, sampling=GREEDY).tokens == first.tokens
+        engine.assert_ledger()
