@@ -45,7 +45,7 @@ class TransformersPeer:
 
     def rewind(self, length: int) -> None:
         """Cut the cache back to ``length`` tokens."""
-        self._cache.crop(length)
+        self._cache.crop(length - self._cache.get_seq_length())  # how many to remove, negative
 
     def feed(self, tokens: Sequence[int]) -> int:
         """Compute the tokens after what is cached; the likeliest next one."""
