@@ -14,7 +14,6 @@ import os
 import socket
 import stat
 from pathlib import Path
-from types import TracebackType
 
 from sessionkv.config import user_runtime_dir
 from sessionkv.errors import ConfigError, EngineRunning
@@ -160,11 +159,6 @@ class EndpointLock:
         """The lock itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Release."""
         self.release()

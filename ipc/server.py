@@ -11,7 +11,6 @@ import math
 import os
 import socket
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import zmq
@@ -153,11 +152,6 @@ class RouterServer:
         """The server itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()

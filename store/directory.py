@@ -18,7 +18,6 @@ import os
 import stat
 import weakref
 from pathlib import Path
-from types import TracebackType
 
 from sessionkv.errors import StoreError, StoreInUse, StoreUnavailable
 
@@ -116,12 +115,7 @@ class StoreDirectory:
     def __enter__(self) -> StoreDirectory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Unpack
 
 from sessionkv.client.assemble import answer, failure
@@ -117,12 +116,7 @@ class AsyncClient:
         """The client itself."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close."""
         await self.close()
 
@@ -237,12 +231,7 @@ class AsyncSession:
         """The session itself."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close and keep; when leaving by an error, that error is the one to be seen."""
         hidden = (SessionKVError,) if kind is not None else ()
         with contextlib.suppress(*hidden):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from types import TracebackType
 from typing import Any
 
 from sessionkv.client.assemble import StreamAssembler
@@ -145,12 +144,7 @@ class AsyncStream(AsyncIterator[StreamEvent]):
         """The stream itself."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Leave."""
         self._close()
 

@@ -10,7 +10,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from sessionkv.client.assemble import answer, failure
@@ -147,12 +146,7 @@ class Client:
         """The client itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
 
@@ -292,12 +286,7 @@ class Session:
         """The session itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close and keep; when leaving by an error, that error is the one to be seen."""
         hidden = (SessionKVError,) if kind is not None else ()
         with contextlib.suppress(*hidden):

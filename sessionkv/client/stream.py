@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 from sessionkv.client.assemble import StreamAssembler
 from sessionkv.client.core import ClientCore
@@ -94,12 +93,7 @@ class Stream(Iterator[StreamEvent]):
         """The stream itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave."""
         self.close()
 

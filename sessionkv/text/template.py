@@ -24,9 +24,14 @@ from sessionkv.errors import ModelBroken, TemplateRefused
 
 _NOT_ASCII = re.compile("[\x80-\U000fffff]+")  # marks of spelled control tokens lie above these
 _FAILURES = (
-    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
     RecursionError,
-)  # fmt: skip
+)
 
 
 class _GenerationTag(jinja2.ext.Extension):
