@@ -1,10 +1,11 @@
 """Retention: which block keys the sessions still want, and which are pinned in which tier.
 
 A key is *retained* while a live node owns it and *pinned* in a tier while a pinned head reaches an
-owner. A pin speaks of its own tier alone: pinned on the device says nothing about the host, so that
-each promise is checked against the cap of the tier it is made for. Retention orders eviction and
-never forbids it (leases do). Kept up to date by the tree of turns, which alone may change it;
-everybody else asks. Knows nothing of nodes, names, blocks' places or time.
+owner; of several pins there the highest priority counts. A pin speaks of its own tier alone: pinned
+on the device says nothing about the host, so that each promise is checked against the cap of the
+tier it is made for. Retention orders eviction and never forbids it (leases do). Kept up to date by
+the tree of turns, which alone may change it; everybody else asks. Knows nothing of nodes, names,
+blocks' places or time.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ from sessionkv.errors import PinRefused
 from sessionkv.types import BlockHash, Tier
 
 UNRETAINED, RETAINED, PINNED = 0, 1, 2
+"""Ranks; a pin's priority (0 and up) is added to the last."""
 PIN_SHARE = 0.8
 """Part of a tier's cap that live pins may promise."""
 MAX_LAPSED = 65_536
 _DEVICE, _HOST = Tier.DEVICE, Tier.HOST
+
+Pin = tuple[Tier, int]
+"""Tier and priority."""
+_Priorities = tuple[int, ...]
+"""Of all pinned nodes that own a key, ascending; mostly one, and then shared between keys."""
 
 
 class Retention:
@@ -34,7 +41,7 @@ class Retention:
         self._block_bytes = block_bytes
         self._allowed = {tier: int(caps.get(tier, 0) * PIN_SHARE) for tier in Tier}
         self._owners: dict[BlockHash, int] = {}
-        self._pins: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in Tier}
+        self._pins: dict[Tier, dict[BlockHash, _Priorities]] = {tier: {} for tier in Tier}
         self._on_device, self._on_host, self._on_disk = (self._pins[tier] for tier in Tier)
         self._lapsed: dict[BlockHash, None] = {}
 
@@ -42,15 +49,16 @@ class Retention:
         """Class of ``key`` for eviction from ``tier``; a lower one leaves first. O(1).
 
         Returns:
-            0 unretained, 1 retained, 2 pinned in ``tier``.
+            0 unretained, 1 retained, 2 and its priority where it is pinned in ``tier``.
         """
         # Asked for each block at the cold end: an enum as a dict key would cost more than this.
         if tier is _DEVICE:
             pins = self._on_device
         else:
             pins = self._on_host if tier is _HOST else self._on_disk
-        if key in pins:
-            return PINNED
+        priorities = pins.get(key)
+        if priorities is not None:
+            return PINNED + priorities[-1]
         return RETAINED if key in self._owners else UNRETAINED
 
     def owners(self, key: BlockHash) -> int:
@@ -88,27 +96,38 @@ class Retention:
                 allowed_bytes=allowed,
             )
 
-    def own(self, keys: Collection[BlockHash], tiers: Iterable[Tier] = ()) -> None:
-        """A node takes ``keys``; ``tiers`` are those that pins on the node speak of."""
+    def own(self, keys: Collection[BlockHash], pins: Iterable[Pin] = ()) -> None:
+        """A node takes ``keys``; ``pins`` are those that reach the node."""
         _count_up(self._owners, keys)
-        for tier in tiers:
-            self.pin(tier, keys)
+        for pin in pins:
+            self.pin(pin, keys)
 
-    def disown(self, keys: Collection[BlockHash], tiers: Iterable[Tier] = ()) -> list[BlockHash]:
+    def disown(self, keys: Collection[BlockHash], pins: Iterable[Pin] = ()) -> list[BlockHash]:
         """A node lets go of ``keys``; returns those that nobody owns now."""
-        for tier in tiers:
-            self.unpin(tier, keys)
+        for pin in pins:
+            self.unpin(pin, keys)
         return _count_down(self._owners, keys)
 
-    def pin(self, tier: Tier, keys: Collection[BlockHash]) -> None:
-        """A first pin in ``tier`` reaches a node that owns ``keys``."""
-        _count_up(self._pins[tier], keys)
+    def pin(self, pin: Pin, keys: Collection[BlockHash]) -> None:
+        """A first pin of this tier and priority reaches a node that owns ``keys``."""
+        tier, priority = pin
+        pinned, alone = self._pins[tier], (priority,)
         for key in keys:
+            before = pinned.get(key)
+            pinned[key] = alone if before is None else tuple(sorted((*before, priority)))
             self._lapsed.pop(key, None)
 
-    def unpin(self, tier: Tier, keys: Collection[BlockHash]) -> None:
-        """The last pin in ``tier`` left a node that owns ``keys``."""
-        _count_down(self._pins[tier], keys)
+    def unpin(self, pin: Pin, keys: Collection[BlockHash]) -> None:
+        """The last pin of this tier and priority left a node that owns ``keys``."""
+        tier, priority = pin
+        pinned = self._pins[tier]
+        for key in keys:
+            at = pinned[key].index(priority)
+            left = pinned[key][:at] + pinned[key][at + 1 :]
+            if left:
+                pinned[key] = left
+            else:
+                del pinned[key]
 
     def note_lapsed(self, keys: Iterable[BlockHash]) -> None:
         """Remember that a pin on ``keys`` ran out; of those still pinned nothing is remembered."""

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import MutableMapping, Sequence
 from typing import TypeVar
 
-from sessionkv.cache.retention import Retention
+from sessionkv.cache.retention import Pin, Retention
 from sessionkv.cache.turns import UNNAMED_PREFIX, HeadId, Node
 from sessionkv.types import (
     BlockHash,
@@ -142,7 +142,7 @@ class TreeState:
             after.heads += 1
             if after.heads == 1:
                 self._own_tail(after)
-        self._move_pins(before, _pin_tier(old), after, _pin_tier(new))
+        self._move_pins(before, _pin(old), after, _pin(new))
         if before is not None and after is not before:
             if before.heads == 1:
                 self._disown_tail(before, freed)
@@ -183,10 +183,10 @@ class TreeState:
             freed += self.retention.disown((node.tail,), node.pins)
 
     def _move_pins(
-        self, before: Node | None, old: Tier | None, after: Node | None, new: Tier | None
+        self, before: Node | None, old: Pin | None, after: Node | None, new: Pin | None
     ) -> None:
         """Pins count along the path; where two paths share their upper part it stays as it is."""
-        shared = _common(before, after) if old is new else None
+        shared = _common(before, after) if old == new else None
         if new is not None and after is not None:
             for node in after.up():
                 if node is shared:
@@ -246,8 +246,8 @@ class Transaction:
         return tuple(key for key in keys if not owners(key))
 
 
-def _pin_tier(head: HeadRecord | None) -> Tier | None:
-    return Tier(head.pin_tier) if head and head.pin_tier else None
+def _pin(head: HeadRecord | None) -> Pin | None:
+    return (Tier(head.pin_tier), head.pin_priority) if head and head.pin_tier else None
 
 
 def _common(a: Node | None, b: Node | None) -> Node | None:

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sessionkv.cache.retention import Pin
 from sessionkv.errors import InvalidRequest
-from sessionkv.types import TOKEN_BYTES, BlockHash, HeadRecord, JournalOp, NodeRecord, Tier
+from sessionkv.types import TOKEN_BYTES, BlockHash, HeadRecord, JournalOp, NodeRecord
 
 HeadId = tuple[str, str]
 """Tenant and name of a session."""
@@ -111,7 +112,7 @@ class Node:
         tail_known: Whether ``tail`` was ever given.
         heads: Heads on it.
         children: Nodes whose parent it is.
-        pins: For each tier, how many pinned heads reach it.
+        pins: For each tier and priority, how many heads that are pinned so reach it.
     """
 
     __slots__ = (
@@ -132,7 +133,7 @@ class Node:
         self.tail_known = False
         self.heads = 0
         self.children = 0
-        self.pins: dict[Tier, int] = {}
+        self.pins: dict[Pin, int] = {}
 
     @property
     def keys(self) -> tuple[BlockHash, ...]:

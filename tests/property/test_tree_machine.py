@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from sessionkv.cache.retention import PINNED, RETAINED
 from sessionkv.cache.tree import Opening
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import Overloaded, PinRefused, RewindBeyondRoot, SessionExists
@@ -52,7 +53,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.s = Sessions(limits, max_unnamed=2)
         self.now = 1.0
         self.turns: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
-        self.pins: dict[str, tuple[Tier, float | None]] = {}
+        self.pins: dict[str, tuple[Tier, float | None, int]] = {}
         self.used: dict[str, float] = {}
         self.keys: dict[str, float] = {}
         self.num_keys = 0
@@ -182,22 +183,29 @@ class TreeMachine(RuleBasedStateMachine):
         self.forget(name)
 
     @precondition(some_session)
-    @rule(data=st.data(), tier=st.sampled_from(Tier), ttl_s=st.sampled_from([None, 3.0, 20.0]))
-    def pin(self, data: st.DataObject, tier: Tier, ttl_s: float | None) -> None:
+    @rule(
+        data=st.data(),
+        tier=st.sampled_from(Tier),
+        ttl_s=st.sampled_from([None, 3.0, 20.0]),
+        priority=st.sampled_from([0, 50, 100]),
+    )
+    def pin(self, data: st.DataObject, tier: Tier, ttl_s: float | None, priority: int) -> None:
         name = self.pick(data)
         now = self.tick()
 
         def make():
-            return self.s.tree.pin(TENANT, name, tier=tier.value, now=now, ttl_s=ttl_s)
+            return self.s.tree.pin(
+                TENANT, name, tier=tier.value, now=now, ttl_s=ttl_s, priority=priority
+            )
 
-        wanted = self.pinned()[tier] | set(self.owned_by(name))
+        wanted = self.pinned()[tier].keys() | set(self.owned_by(name))
         if len(wanted) * BLOCK_BYTES > self.s.caps[tier] * 0.8:
             with pytest.raises(PinRefused) as error:
                 make()
             assert error.value.details["needed_bytes"] == len(wanted) * BLOCK_BYTES
             return
         self.done(data, make)
-        self.pins[name] = (tier, None if ttl_s is None else now + ttl_s)
+        self.pins[name] = (tier, None if ttl_s is None else now + ttl_s, priority)
         self.used[name] = now
 
     @precondition(some_session)
@@ -216,7 +224,7 @@ class TreeMachine(RuleBasedStateMachine):
             # What was taken could only be taken once: go back to before by loading.
             self.restart()
             self.done(data, lambda: self.s.tree.expire(self.now))
-        for name, (_, end) in list(self.pins.items()):
+        for name, (_, end, _) in list(self.pins.items()):
             if end is not None and end <= self.now:
                 del self.pins[name]
         for name in [n for n in self.turns if n.startswith("~")]:
@@ -247,10 +255,12 @@ class TreeMachine(RuleBasedStateMachine):
             for key in self.node_keys(name, depth)
         ]
 
-    def pinned(self) -> dict[Tier, set[bytes]]:
-        found: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
-        for name, (tier, _) in self.pins.items():
-            found[tier].update(self.owned_by(name))
+    def pinned(self) -> dict[Tier, dict[bytes, int]]:
+        """Highest priority of each pinned key, by tier."""
+        found: dict[Tier, dict[bytes, int]] = {tier: {} for tier in Tier}
+        for name, (tier, _, priority) in self.pins.items():
+            for key in self.owned_by(name):
+                found[tier][key] = max(found[tier].get(key, 0), priority)
         return found
 
     # Invariants
@@ -284,7 +294,8 @@ class TreeMachine(RuleBasedStateMachine):
         for tier in Tier:
             assert retention.pinned_bytes(tier) == len(pinned[tier]) * BLOCK_BYTES
             for key in owned:
-                assert retention.rank(key, tier) == (2 if key in pinned[tier] else 1)
+                rank = PINNED + pinned[tier][key] if key in pinned[tier] else RETAINED
+                assert retention.rank(key, tier) == rank
 
     @invariant()
     def bytes_of_sessions_sum_to_all_that_is_retained(self) -> None:

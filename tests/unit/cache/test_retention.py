@@ -1,10 +1,12 @@
 import pytest
 
 from sessionkv.cache import retention as module
-from sessionkv.cache.retention import Retention
+from sessionkv.cache.retention import PINNED, Retention
 from sessionkv.errors import PinRefused
 from sessionkv.types import Tier
 from tests.builders.tree import TENANT, Sessions, full_hashes, tail_key
+
+P = PINNED + 50  # the default priority
 
 
 def ranks(s, keys, tier):
@@ -18,13 +20,30 @@ def test_rank_is_unretained_retained_or_pinned_in_that_tier():
     keys = [*full_hashes(range(10)), tail_key(list(range(10)))]
     assert ranks(s, [*keys, b"unknown"], Tier.HOST) == [1, 1, 1, 0]
     s.commit(s.tree.pin(TENANT, "a", tier="device", now=3.0))
-    assert ranks(s, keys, Tier.DEVICE) == [2, 2, 2]
+    assert ranks(s, keys, Tier.DEVICE) == [P, P, P]
     assert ranks(s, keys, Tier.HOST) == [1, 1, 1]
     s.commit(s.tree.pin(TENANT, "a", tier="host", now=3.0))
     assert ranks(s, keys, Tier.DEVICE) == [1, 1, 1]
-    assert ranks(s, keys, Tier.HOST) == [2, 2, 2]
+    assert ranks(s, keys, Tier.HOST) == [P, P, P]
     s.commit(s.tree.unpin(TENANT, "a", now=4.0))
     assert ranks(s, keys, Tier.HOST) == [1, 1, 1]
+
+
+def test_of_several_pins_in_a_tier_the_highest_priority_counts():
+    s = Sessions()
+    s.open("a")
+    s.turn("a", range(5))
+    s.commit(s.tree.fork(TENANT, "a", "b", now=3.0))
+    s.turn("b", range(5, 9))
+    first, second = full_hashes(range(9))
+    s.commit(s.tree.pin(TENANT, "a", tier="host", priority=30, now=3.0))
+    s.commit(s.tree.pin(TENANT, "b", tier="host", priority=70, now=3.0))
+    assert ranks(s, [first, second], Tier.HOST) == [PINNED + 70, PINNED + 70]
+    s.commit(s.tree.pin(TENANT, "b", tier="host", priority=10, now=4.0))
+    assert ranks(s, [first, second], Tier.HOST) == [PINNED + 30, PINNED + 10]
+    s.commit(s.tree.unpin(TENANT, "a", now=5.0))
+    assert ranks(s, [first, second], Tier.HOST) == [PINNED + 10, PINNED + 10]
+    assert s.tree.retention.pinned_bytes(Tier.HOST) == 200
 
 
 def test_pins_follow_their_head():
@@ -34,10 +53,10 @@ def test_pins_follow_their_head():
     s.commit(s.tree.pin(TENANT, "a", tier="host", now=3.0))
     s.turn("a", range(5, 13))
     hashes = full_hashes(range(13))
-    assert ranks(s, hashes, Tier.HOST) == [2, 2, 2]
+    assert ranks(s, hashes, Tier.HOST) == [P, P, P]
     s.commit(s.tree.fork(TENANT, "a", "b", now=3.0))
     s.commit(s.tree.rewind(TENANT, "a", 1, now=4.0))
-    assert ranks(s, hashes, Tier.HOST) == [2, 1, 1]
+    assert ranks(s, hashes, Tier.HOST) == [P, 1, 1]
     s.commit(s.tree.delete(TENANT, "a"))
     assert ranks(s, hashes, Tier.HOST) == [1, 1, 1]
 
@@ -50,9 +69,9 @@ def test_a_shared_block_is_pinned_in_every_tier_that_a_pin_names():
     s.commit(s.tree.pin(TENANT, "a", tier="device", now=3.0))
     s.commit(s.tree.pin(TENANT, "b", tier="host", now=3.0))
     [shared] = full_hashes(range(5))
-    assert [s.tree.retention.rank(shared, tier) for tier in Tier] == [2, 2, 1]
+    assert [s.tree.retention.rank(shared, tier) for tier in Tier] == [P, P, 1]
     s.commit(s.tree.unpin(TENANT, "a", now=4.0))
-    assert [s.tree.retention.rank(shared, tier) for tier in Tier] == [1, 2, 1]
+    assert [s.tree.retention.rank(shared, tier) for tier in Tier] == [1, P, 1]
 
 
 def test_equal_content_of_another_session_is_pinned_with_it():
@@ -65,7 +84,7 @@ def test_equal_content_of_another_session_is_pinned_with_it():
         s.commit(s.tree.pin(TENANT, name, tier="host", now=3.0))
     assert s.tree.retention.pinned_bytes(Tier.HOST) == 100
     s.commit(s.tree.delete(TENANT, "a"))
-    assert s.tree.retention.rank(key, Tier.HOST) == 2
+    assert s.tree.retention.rank(key, Tier.HOST) == P
     s.commit(s.tree.delete(TENANT, "b"))
     assert s.tree.retention.rank(key, Tier.HOST) == 0
 
@@ -109,7 +128,7 @@ def test_of_two_heads_the_later_end_counts():
     s.commit(s.tree.pin(TENANT, "b", tier="host", now=10.0, ttl_s=9.0))
     [key] = full_hashes(range(5))
     s.commit(s.tree.expire(16.0))
-    assert s.tree.retention.rank(key, Tier.HOST) == 2
+    assert s.tree.retention.rank(key, Tier.HOST) == P
     assert not s.tree.retention.pin_lapsed(key)
     s.commit(s.tree.expire(19.0))
     assert s.tree.retention.rank(key, Tier.HOST) == 1
@@ -122,7 +141,7 @@ def test_pins_end_after_a_restart_too():
     s.commit(s.tree.pin(TENANT, "a", tier="host", now=10.0, ttl_s=5.0))
     s.restart()
     [key] = full_hashes(range(5))
-    assert s.tree.retention.rank(key, Tier.HOST) == 2
+    assert s.tree.retention.rank(key, Tier.HOST) == P
     s.commit(s.tree.expire(15.0))
     assert s.tree.retention.rank(key, Tier.HOST) == 1
 
@@ -132,7 +151,7 @@ def test_pins_are_refused_past_80_percent_of_the_cap_each_block_once():
     keys = [bytes([i]) for i in range(9)]
     held.check_pin(Tier.HOST, keys[:8])
     held.own(keys[:6])
-    held.pin(Tier.HOST, keys[:6])
+    held.pin((Tier.HOST, 50), keys[:6])
     held.check_pin(Tier.HOST, keys[:8])
     with pytest.raises(PinRefused) as error:
         held.check_pin(Tier.HOST, keys)
