@@ -14,7 +14,8 @@ from pathlib import Path
 from benchmarks.report import Options, Row, as_json, as_table, environment
 
 NAMES = (
-    "client_import", "sockets", "core", "next_turn", "decode", "restart", "shared_prefix"
+    "client_import", "sockets", "core", "cache_match", "next_turn", "decode", "restart",
+    "shared_prefix",
 )  # fmt: skip
 
 
@@ -23,7 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
     parser.add_argument("--list", action="store_true", help="say what there is")
-    parser.add_argument("--model", default=Options.model)
+    parser.add_argument("--model", default=Options().model)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")

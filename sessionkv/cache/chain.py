@@ -158,11 +158,8 @@ class TokenChain:
         """Tokens of each full block, at least the first ``num_blocks``; made once, a view."""
         made = self._block_tokens
         size = self.block_size
-        tokens = self._token_ids
-        made.extend(
-            tuple(tokens[start : start + size])
-            for start in range(len(made) * size, num_blocks * size, size)
-        )
+        missing = iter(self._token_ids[len(made) * size : num_blocks * size])
+        made.extend(zip(*[missing] * size, strict=True))  # each step takes a block from it
         return made
 
     def block_record(self, block: int) -> BlockRecord:

@@ -108,7 +108,7 @@ def find(
         lenders=lenders,
         tail=tail,
         tail_tokens=tail_tokens,
-        disk_below=disk and receipt is None and _more_on_disk(chain, length, index, staged),
+        disk_below=disk and _more_on_disk(chain, length, (index, staged), receipt),
         next_key=next_key,
     )
 
@@ -122,12 +122,12 @@ def _device_run(chain: TokenChain, index: PrefixIndex) -> list[int]:
         chain.hashes[:usable], chain.parents(usable), chain.block_tokens(usable), strict=False
     ):
         entry = entry_of(key)
-        if entry is None or entry.device is None:
+        if entry is None or (block := entry.device) is None:
             break
         record = entry.record
         if record.token_ids != tokens or record.parent != parent:
             break
-        run.append(entry.device)
+        run.append(block)
     return run
 
 
@@ -171,16 +171,20 @@ def _tail(
 def _more_on_disk(
     chain: TokenChain,
     length: int,
-    index: PrefixIndex,
-    staged: Mapping[BlockHash, StagedBlock],
+    memory: tuple[PrefixIndex, Mapping[BlockHash, StagedBlock]],
+    receipt: DiskReceipt | None,
 ) -> bool:
-    """Whether the disk may reach further than the ``length`` blocks that memory does.
+    """Whether the disk may reach further than the ``length`` blocks matched.
 
-    Memory knows for each block whether children of it may be on disk alone; at the start of a
-    chain (or of a tenant's part of it) nothing is known.
+    Not where it was asked for the next one and lacks it. Otherwise memory knows for each block
+    whether children of it may be on disk alone; of blocks that only the disk has, and at the start
+    of a chain (or of a tenant's part of it), nothing is known.
     """
+    if receipt is not None and length < usable_blocks(chain):
+        return False
     if chain.starts_domain(length):
         return True
+    index, staged = memory
     key = chain.hashes[length - 1]
     last = index.get(key) or staged.get(key)
-    return last is not None and last.disk_below
+    return last is None or last.disk_below
