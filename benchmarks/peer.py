@@ -30,7 +30,9 @@ class TransformersPeer:
     def __init__(self, options: Options) -> None:
         import torch
         from transformers import AutoModelForCausalLM, DynamicCache
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         torch.set_num_threads(options.threads)
         self._torch = torch
         self._new_cache = DynamicCache
@@ -52,7 +54,7 @@ class TransformersPeer:
         with self._torch.inference_mode():
             output = self._model(
                 input_ids=self._torch.tensor([list(tokens)]),
-                past_key_values=self._cache,
+                cache=self._cache,
                 use_cache=True,
                 logits_to_keep=1,
             )

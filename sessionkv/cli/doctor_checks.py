@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionkv.cli import output
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sessionkv.model.spec import ModelSpec
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2", "msgpack", "pyzmq", "lmdb", "xxhash")
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 FP32_BYTES = 4
 ROOM_FACTOR = 1.2
 """Weights have to fit the memory with this much to spare, for activations and the cache."""
@@ -48,7 +50,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_libraries() -> Iterator[Finding]:
-    """What the engine needs, and whether torch sees a GPU."""
+    """What the engine needs, and the GPUs there are."""
     found, missing = [], []
     for name in LIBRARIES:
         try:
@@ -60,15 +62,18 @@ def check_libraries() -> Iterator[Finding]:
         yield Finding(
             "libraries", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}"
         )
-    if "torch" in missing:
-        return
-    import torch
+    gpus = _nvidia_gpus()
+    yield Finding("GPU", f"{', '.join(gpus)}; not used yet" if gpus else "none; computing on CPU")
 
-    if not torch.cuda.is_available():
-        yield Finding("device", f"cpu, {torch.get_num_threads()} threads (no CUDA device)")
-    for index in range(torch.cuda.device_count()):
-        props = torch.cuda.get_device_properties(index)
-        yield Finding("device", f"{props.name}, {output.size(props.total_memory)}; not used yet")
+
+def _nvidia_gpus() -> list[str]:
+    """Names of the NVIDIA GPUs that the driver shows; asks no library."""
+    names = []
+    for path in sorted(NVIDIA_GPUS.glob("*/information")):
+        for line in path.read_text().splitlines():
+            if line.startswith("Model:"):
+                names.append(line.partition(":")[2].strip())
+    return names
 
 
 def check_model(config: EngineConfig) -> Iterator[Finding]:

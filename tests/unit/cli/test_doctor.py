@@ -98,3 +98,16 @@ def test_missing_library_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problems == [
         Finding("libraries", "missing: no-such-library", "pip install no-such-library")
     ]
+
+
+def test_gpus_are_named_by_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for number, name in enumerate(("NVIDIA A", "NVIDIA B")):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text(f"Model: \t\t {name}\nIRQ: 1\n")
+    monkeypatch.setattr(doctor_checks, "NVIDIA_GPUS", tmp_path)
+    assert texts(list(doctor_checks.check_libraries()), "GPU") == [
+        "NVIDIA A, NVIDIA B; not used yet"
+    ]
+    monkeypatch.setattr(doctor_checks, "NVIDIA_GPUS", tmp_path / "none")
+    assert texts(list(doctor_checks.check_libraries()), "GPU") == ["none; computing on CPU"]
