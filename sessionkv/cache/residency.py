@@ -158,6 +158,7 @@ class Residency:
         else:
             entry.on_disk = False
             entry.disk_refused = True
+            entry.host_refused = False
 
     def lose_disk(self, key: BlockHash, *, corrupt: bool) -> None:
         """The record on disk is missing, or was damaged and is removed."""

@@ -49,6 +49,7 @@ class Spiller:
         self._jobs: dict[int, _Job] = {}
         self._requested: dict[BlockHash, None] = {}
         self._host_wanted = 0
+        self._at_rest: tuple[int, int, int] | None = None
 
     def __len__(self) -> int:
         """Transfers in flight."""
@@ -67,6 +68,7 @@ class Spiller:
         """Write these blocks to disk, in order, after those asked for before."""
         if self._residency.disk:
             self._requested.update(dict.fromkeys(keys))
+            self._at_rest = None
 
     @property
     def dirty_count(self) -> int:
@@ -79,12 +81,19 @@ class Spiller:
 
     def plan(self) -> list[Transfer]:
         """Moves to start now. O(blocks moved or dropped)."""
-        wanted, self._residency.wanted = self._residency.wanted, 0
-        return [
+        residency = self._residency
+        wanted, residency.wanted = residency.wanted, 0
+        # A decode step changes nothing here: what needed no moves before needs none now.
+        books = (residency.version, residency.device.num_free, residency.host.num_free)
+        if not wanted and books == self._at_rest:
+            return []
+        planned = [
             *self._spill_device(wanted),
             *self._spill_host(),
             *self._write_requested(),
         ]
+        self._at_rest = None if planned or self._requested else books
+        return planned
 
     def _spill_device(self, wanted: int) -> list[Transfer]:
         """Room on the device: drop what is clean if it is wanted now, copy what is next."""
@@ -208,6 +217,7 @@ class Spiller:
     def finish(self, result: TransferResult) -> None:
         """Take in an answer. Sources have kept their place in the order of eviction."""
         job = self._jobs.pop(result.transfer_id)
+        self._at_rest = None
         transfer = job.transfer
         pool = self._pool(transfer.src)
         for entry, move, outcome in zip(job.entries, transfer.moves, result.outcomes, strict=True):
