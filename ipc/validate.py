@@ -173,6 +173,32 @@ class _Unfit(Exception):
 
 def _plain(value: Any, depth: int) -> Any:
     """Copy of a JSON-like value at most ``depth`` containers deep, or :class:`_Unfit`."""
+    if not isinstance(value, Mapping | list | tuple):
+        _check_scalar(value)
+        return value
+    if depth < 1:
+        raise _Unfit("nested deeper", "fewer levels of lists and maps")
+    is_map = isinstance(value, Mapping)
+    copied: list[tuple[Any, Any]] = []
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        try:
+            if is_map:
+                _check_key(key)
+            copied.append((key, _plain(item, depth - 1)))
+        except _Unfit as unfit:
+            step = f".{ascii(key)[1:-1]:.60}" if isinstance(key, str) else f"[{key!r:.60}]"
+            unfit.path = step + unfit.path
+            raise
+    return dict(copied) if is_map else [item for _, item in copied]
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str):
+        raise _Unfit(key, "a string as the key")
+    _check_scalar(key)
+
+
+def _check_scalar(value: object) -> None:
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -180,37 +206,16 @@ def _plain(value: Any, depth: int) -> Any:
             except UnicodeEncodeError as error:
                 lone = value[error.start : error.end]
                 raise _Unfit(lone, "text without lone surrogates") from None
-        return value
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
+    elif value is None or isinstance(value, bool):
+        return
+    elif isinstance(value, int):
         if not -(2**63) <= value < 2**64:
             raise _Unfit(value, "an integer of 64 bits")
-        return value
-    if isinstance(value, float):
+    elif isinstance(value, float):
         if not math.isfinite(value):
             raise _Unfit(value, "a finite number")
-        return value
-    if not isinstance(value, Mapping | list | tuple):
+    else:
         raise _Unfit(value, "text, number, true, false, null, list or map")
-    if depth < 1:
-        raise _Unfit("nested deeper", "fewer levels of lists and maps")
-    copied: dict[str, Any] = {}
-    items: list[Any] = []
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for key, item in pairs:
-        try:
-            if isinstance(value, Mapping):
-                if not isinstance(key, str):
-                    raise _Unfit(key, "a string as the key")
-                copied[_plain(key, 0)] = _plain(item, depth - 1)
-            else:
-                items.append(_plain(item, depth - 1))
-        except _Unfit as unfit:
-            step = f".{ascii(key)[1:-1]:.60}" if isinstance(key, str) else f"[{key!r:.60}]"
-            unfit.path = step + unfit.path
-            raise
-    return copied if isinstance(value, Mapping) else items
 
 
 def _maps(name: str, value: Any, limits: LimitsConfig, most: int) -> list[dict[str, Any]]:

@@ -20,8 +20,6 @@ from sessionkv.engine.commits import Commits
 from sessionkv.engine.messages import (
     CancelTurn,
     CoreMessage,
-    NodeText,
-    RenderTurn,
     StepTokens,
     StopAt,
     SubmitTurn,
@@ -36,6 +34,7 @@ from sessionkv.engine.messages import (
 )
 from sessionkv.engine.misses import explain_miss, missed_tokens
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.rendering import check_kind, is_foreign, render_request
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent
 from sessionkv.engine.turn_commit import commit_of
 from sessionkv.errors import (
@@ -49,21 +48,8 @@ from sessionkv.errors import (
     SessionNotFound,
     TurnCancelled,
     TurnFailed,
-    TurnKind,
 )
-from sessionkv.types import CacheReport, FinishReason, MissReport, NodeRecord, unpack_tokens
-
-
-def _node_text(node: NodeRecord) -> NodeText:
-    return NodeText(
-        node_id=node.node_id,
-        kind=node.kind,
-        incoming_blob=node.incoming_blob,
-        reply_blob=node.reply_blob,
-        token_ids=unpack_tokens(node.token_ids),
-        num_incoming_tokens=node.num_incoming_tokens,
-        closed=node.closed,
-    )
+from sessionkv.types import CacheReport, FinishReason, MissReport
 
 
 @dataclass(slots=True)
@@ -156,57 +142,19 @@ class TurnDesk:
         tree, ask = self._parts.tree, turn.ask
         head = tree.head(ask.tenant, ask.session or "")
         turn.base_id = turn.parent_id = head.node_id
-        raw = ask.token_ids is not None
-        self._check_kind(head.node_id, raw=raw)
+        check_kind(self._parts, head.node_id, raw=ask.token_ids is not None)
         if ask.token_ids is not None:
             self._run(turn, head.node_id, ask.token_ids, now)
             return
         turn.phase = Phase.RENDERING
-        foreign = self._is_foreign(head.node_id)
-        with_path = foreign or head.history == "follow"
-        self.out.append(self._render_request(turn, with_path=with_path, foreign=foreign))
-
-    def _check_kind(self, node_id: int, *, raw: bool) -> None:
-        tree = self._parts.tree
-        tree.check_kind(node_id, "raw" if raw else "chat")
-        if not raw:
-            return
-        if tree.record(node_id).kind == "root" and tree.record(node_id).num_messages:
-            raise TurnKind("the session has a system prompt or tools; raw turns go without")
-        if self._is_foreign(node_id):
-            raise TurnKind(
-                "the session's raw tokens are of another tokenizer and cannot be encoded anew"
-            )
-
-    def _is_foreign(self, node_id: int) -> bool:
-        """Whether the log's ids are of another tokenizer than the model's."""
-        digest = self._parts.tree.record(node_id).tokenizer_digest
-        return self._parts.tree.num_turns(node_id) > 0 and digest != self._parts.tokenizer_digest
-
-    def _render_request(
-        self, turn: ActiveTurn, *, with_path: bool, foreign: bool = False
-    ) -> RenderTurn:
-        tree, ask = self._parts.tree, turn.ask
-        head = tree.head(ask.tenant, ask.session or "")
-        path = tree.path(turn.base_id)
-        return RenderTurn(
-            turn_id=ask.turn_id,
-            root_id=path[0].node_id,
-            root_blob=path[0].incoming_blob,
-            node_id=turn.base_id,
-            num_turns=len(path) - 1,
-            closed=path[-1].closed,
-            history=head.history,
-            created_s=path[0].created_s,
-            path=tuple(map(_node_text, path)) if with_path else (),
-            foreign=foreign,
-        )
+        with_path = head.history == "follow" or is_foreign(self._parts, head.node_id)
+        self.out.append(render_request(self._parts, turn, with_path=with_path))
 
     def send_path(self, turn_id: int) -> None:
         """The front needs the whole path to render."""
         turn = self.active.get(turn_id)
         if turn is not None and turn.phase is Phase.RENDERING:
-            self.out.append(self._render_request(turn, with_path=True))
+            self.out.append(render_request(self._parts, turn, with_path=True))
 
     def rendered(self, message: TurnRendered, now: float) -> None:
         """The front has the ids: run them."""
