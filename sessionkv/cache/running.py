@@ -265,9 +265,10 @@ class RunningSet:
             len(sequence.chain),
             sequence.committed if keep_tokens is None else keep_tokens,
         )
-        origin = sequence.tail_origin
-        if origin is not None and origin.block == block and end - start <= origin.fill:
-            self._restore_tail(origin.key, block)
+        origin, name = sequence.tail_origin, residency.device.key(block)
+        if origin is not None and name is not None and end - start <= origin.fill:
+            # Continued in place and not grown: it is what it was.
+            residency.device.finish_fill(block, name, unfilled=True)
             return True
         record = sequence.chain.tail_record(end) if end > start else None
         if record is None:
@@ -275,12 +276,6 @@ class RunningSet:
             return False
         self._publish_tail(sequence, record, block)
         return True
-
-    def _restore_tail(self, key: BlockHash, block: int) -> None:
-        """A tail taken over in place has not grown: it is what it was."""
-        entry = self._residency.index.get(key)
-        known = entry is not None and entry.device == block
-        self._residency.device.finish_fill(block, key if known else None, unfilled=True)
 
     def _publish_tail(self, sequence: RunningSequence, record: BlockRecord, block: int) -> None:
         origin = sequence.tail_origin

@@ -287,6 +287,21 @@ def test_a_tail_from_below_is_continued_and_its_old_record_dropped() -> None:
     assert keys(world, T(11))[2] in world.disk.records
 
 
+@pytest.mark.parametrize(("host", "disk"), [(16, 0), (0, 20)])
+def test_a_tail_from_below_that_did_not_grow_is_cached_above(host: int, disk: int) -> None:
+    world = World(device_blocks=4, host_blocks=host, disk_blocks=disk)
+    world.turn(T(10))
+    crowd_out(world, T(10))
+    run = running(world, T(12))
+    world.drain()
+    assert run.computed == 10
+    world.finish(run)
+    world.check()
+    tail = keys(world, T(10))[2]
+    assert world.kv.tiers_of(tail) == (Tier.DEVICE, Tier.HOST if host else Tier.DISK)
+    assert running(world, T(12)).admission.device_tokens == 10
+
+
 def test_unknown_transfers_are_refused() -> None:
     world = World(host_blocks=2)
     with pytest.raises(LeaseError, match="not in flight"):
