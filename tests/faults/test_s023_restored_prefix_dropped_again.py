@@ -1,5 +1,8 @@
+from pathlib import Path
+
 from sessionkv.types import Tier
 from tests.builders.checksum import cold_oracle, tokens
+from tests.builders.engine import engine_config, greedy, open_engine, oracle
 from tests.builders.mini_engine import DictDisk, MiniEngine
 
 
@@ -30,3 +33,20 @@ def test_only_what_is_lacking_is_evicted_and_none_of_the_restored() -> None:
     assert evicted == max(lacking, 0)
     assert restored + report.device_tokens // 4 >= 4
     engine.assert_idle()
+
+
+def test_a_restored_session_evicts_only_what_it_lacks(tmp_path: Path) -> None:
+    config = engine_config(tmp_path, blocks=8, disk_bytes=50_000_000)
+    log = tokens(16)
+    with open_engine(config) as engine:
+        log += engine.open("a").turn(tokens=log, sampling=greedy(1)).tokens
+    with open_engine(config) as engine:
+        # Five blocks of others: of eight blocks three are free, and the turn needs six.
+        for i in range(5):
+            engine.generate(tokens=[200 + i] * 4, sampling=greedy(1))
+        assert engine.stats()["ledger"]["device"]["free"] == 3
+        result = engine.session("a").turn(tokens=tokens(6, start=300), sampling=greedy(2))
+        assert list(result.tokens) == oracle([*log, *tokens(6, start=300)], greedy(2))
+        assert (result.cache.disk_tokens, result.cache.computed_tokens) == (16, 7)
+        assert engine.stats()["kv"]["device"]["evictions"] == 3
+        engine.assert_ledger()

@@ -112,9 +112,9 @@ class Admitter:
             self._end_lookup(sequence)
         elif sequence.state is not SequenceState.WAITING or sequence.receipt is not None:
             return False
-        if receipt is None or not (receipt.blocks or receipt.tail):
+        if receipt is None:
             return False
-        sequence.receipt = receipt
+        sequence.receipt = receipt  # an empty one says that disk has no more
         return True
 
     def end_lookups(self, now: float, timeout_s: float) -> None:
