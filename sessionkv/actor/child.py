@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import threading
+import traceback
 from typing import Any
 
 _GRACE_S = 3.0
@@ -39,10 +40,11 @@ class _Status:
             return
 
 
-def _watch_lifeline(fd: int, scratch: str | None) -> None:
+def _watch_lifeline(fd: int, scratch: str | None, orphaned: threading.Event) -> None:
     """Exit when the parent's end of the pipe closes: politely first, then for sure."""
     while os.read(fd, 1):
         pass
+    orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(_GRACE_S)
     if scratch:
@@ -67,17 +69,17 @@ def main() -> int:
     if not line:
         return 1  # the parent died before it said what to run
     request = json.loads(line)
-    scratch = request.get("scratch")
+    scratch, orphaned = request.get("scratch"), threading.Event()
     # Until the engine handles signals itself, an early end is a plain one.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(
-        target=_watch_lifeline, args=(lifeline, scratch), name="lifeline", daemon=True
+        target=_watch_lifeline, args=(lifeline, scratch, orphaned), name="lifeline", daemon=True
     ).start()
 
     from sessionkv.actor.serve import run_serve
     from sessionkv.config import load_config
-    from sessionkv.errors import SessionKVError
+    from sessionkv.errors import EngineStartFailed, SessionKVError
 
     try:
         return run_serve(
@@ -89,9 +91,14 @@ def main() -> int:
     except SessionKVError as error:
         status.send("error", error.to_wire())
         return 1
+    except Exception as failure:  # noqa: BLE001 - whatever it is, the parent has to hear of it
+        traceback.print_exc()
+        words = f"the engine could not start ({type(failure).__name__}: {failure})"
+        status.send("error", EngineStartFailed(words).to_wire())
+        return 1
     finally:
         status.close()
-        if scratch:
+        if scratch and orphaned.is_set():  # else the parent removes it, and may read the log first
             shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -17,6 +18,8 @@ from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_request
 from sessionkv.ipc.outbox import Outbox
 from sessionkv.ipc.transport import ReplySink
+
+_log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
 _CONNECTION = b"embedded"
@@ -54,10 +57,11 @@ class _FrontThread:
         self._mail.put(decode_request((frame,), self._limits))
 
     def close(self) -> None:
-        """Drain the engine and close all of it."""
+        """Say goodbye for the client, drain the engine and close all of it."""
         if self._closed:
             return
         self._closed = True
+        self._mail.put(wire.Bye(0))
         if self._host is not None:
             self._host.drain()
             self._thread.join()
@@ -107,7 +111,9 @@ class _FrontThread:
                     for message in item:
                         host.front.on_core(message)
                         stopped = stopped or isinstance(message, CoreStopped)
-                elif not isinstance(item, wire.Bye):
+                elif isinstance(item, wire.Bye):
+                    host.front.on_disconnect(_CONNECTION)
+                else:
                     host.front.on_request(_CONNECTION, item)
                 item = self._mail.get_nowait()
         except queue.Empty:

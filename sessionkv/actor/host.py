@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 from sessionkv.actor.front import EngineInfo, Front
@@ -32,13 +33,19 @@ class EngineHost:
         """Start nothing yet.
 
         Args:
-            built: Owned from here on.
+            built: Owned from here on; closed if this fails.
             config: The engine's.
             sink: Takes core's messages to the front's thread.
+
+        Raises:
+            ModelError: The model's text folder cannot be used.
         """
         self._built = built
         self._config = config
-        text = TextModel.load(built.text_dir)
+        with ExitStack() as undo:
+            undo.callback(built.resources.close)
+            text = TextModel.load(built.text_dir)
+            undo.pop_all()
         engine_id = f"{os.getpid()}-{secrets.token_hex(4)}"
         limits = limits_to_map(config.limits) | {
             "max_model_len": built.parts.runner.max_model_len,
@@ -65,7 +72,8 @@ class EngineHost:
 
     def close(self) -> None:
         """Wait for the core's end and close everything under it. To be called after a drain."""
-        self._thread.join(self._config.limits.drain_s + 5.0)
+        if self._thread.ident is not None:
+            self._thread.join(self._config.limits.drain_s + 5.0)
         if self._thread.is_alive():
             _log.error("the step loop did not end in time")
         self._built.resources.close()

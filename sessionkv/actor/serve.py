@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +25,9 @@ def run_serve(
     on_ready: Callable[[Mapping[str, Any]], None] | None = None,
     on_progress: ProgressSink | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT, then drain. The main thread only.
+    """Serve until SIGTERM or SIGINT, then drain; one that comes before ready ends the start.
+
+    The main thread only.
 
     Args:
         config: The engine's; without ``store`` its conversations end with it.
@@ -35,36 +36,61 @@ def run_serve(
         on_progress: Called while the model is fetched, converted and loaded.
 
     Returns:
-        0 after a drain, 1 where the core failed.
+        0 after a drain or an interrupted start, 1 where the core failed.
 
     Raises:
         EngineRunning: Somebody serves the endpoint already.
         SessionKVError: What kept the engine from starting.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    stop_early = threading.Event()
-    handlers = _on_signals(stop_early.set)
+    starting = _Starting()
+    handlers = _on_signals(starting.interrupt)
     try:
         with RouterServer(endpoint or default_endpoint(), config.limits) as server:
             built = build_engine(config, progress=on_progress)
             mail = CoreMail(server)
             host = EngineHost(built, config, mail)
             loop = SocketLoop(host, server, mail, config.limits)
-            # What was made at start lives as long as the engine: the collector need not look at it.
-            gc.collect()
-            gc.freeze()
-            host.start()
-            _on_signals(loop.stop)
-            if stop_early.is_set():
+            try:
+                _on_signals(loop.stop)
+                if starting.interrupted:
+                    raise _Interrupted
+                _settle_memory()
+                host.start()
+                if on_ready is not None:
+                    on_ready({"endpoint": server.endpoint, **host.report})
+                loop.run()
+            finally:
                 loop.stop()
-            if on_ready is not None:
-                on_ready({"endpoint": server.endpoint, **host.report})
-            loop.run()
-            host.close()
+                host.close()
             return 1 if loop.failed else 0
+    except _Interrupted:
+        return 0
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+class _Interrupted(BaseException):
+    """A signal came while the engine was being started, which may take minutes."""
+
+
+class _Starting:
+    """What a signal does while the engine is being started: end that, wherever it is."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+
+    def interrupt(self) -> None:
+        """Raise out of whatever runs; noted too, since a finaliser would swallow it."""
+        self.interrupted = True
+        raise _Interrupted
+
+
+def _settle_memory() -> None:
+    """What was made at start lives as long as the engine: the collector need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _on_signals(action: Callable[[], None]) -> dict[int, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sessionkv.actor.front import Front
@@ -142,11 +143,19 @@ class SocketLoop:
         try:
             for i, reply in enumerate(replies):
                 if not self._server.send(connection, encode_reply(reply)):
-                    peer.outbox.put_back(replies[i:])
-                    peer.blocked = True
+                    self._keep(connection, peer, replies[i:])
                     return
         except ConnectionLost:
             self._forget(connection)
+
+    def _keep(self, connection: bytes, peer: _Peer, replies: Sequence[wire.Reply]) -> None:
+        """The transport is full: keep the rest, or give up a client that asks and never reads."""
+        if len(replies) > self._limits.unread_events:
+            _log.info("a client left %d replies unread and is taken for gone", len(replies))
+            self._forget(connection)
+            return
+        peer.outbox.put_back(replies)
+        peer.blocked = True
 
     def _tick(self, now: float) -> None:
         silence_s = self._limits.heartbeat_s * self._limits.missed_heartbeats
