@@ -19,6 +19,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from sessionkv.cache.ledger import TierLedger
 from sessionkv.cache.retention_view import RetentionView, Unretained
 from sessionkv.types import BlockHash, Tier
 
@@ -84,9 +85,23 @@ class BlockPool:
         """Blocks held by at least one and not being written."""
         return self.num_blocks - self.num_free - self._num_filling - self.num_cached
 
+    def ledger(self) -> TierLedger:
+        """Blocks by state."""
+        return TierLedger(
+            total=self.num_blocks,
+            free=self.num_free,
+            filling=self._num_filling,
+            leased=self.num_leased,
+            cached=self.num_cached,
+        )
+
     def key(self, block: int) -> BlockHash | None:
         """Key under which the index names the block, None for a private or free one."""
         return self._keys[block]
+
+    def rank_of(self, key: BlockHash) -> int:
+        """How late a block of this content leaves the tier; see :class:`RetentionView`."""
+        return self._rank(key, self.tier)
 
     def num_leases(self, block: int) -> int:
         """Holders of the block, its writer among them."""
@@ -312,4 +327,4 @@ class BlockPool:
 
     def _rank_of(self, block: int) -> int:
         key = self._keys[block]
-        return 0 if key is None else self._rank(key, self.tier)
+        return 0 if key is None else self.rank_of(key)

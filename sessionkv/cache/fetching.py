@@ -67,6 +67,15 @@ class FetchJob:
     pending: set[int]
     alive: bool = True
 
+    def failed(self) -> list[Load]:
+        """Loads answered with anything but OK."""
+        return [x for x in self.loads.values() if x.outcome not in (None, MoveOutcome.OK)]
+
+    def tokens_from(self, source: Tier, length: int) -> int:
+        """Tokens that a table of ``length`` blocks has from one tier."""
+        loads = self.loads.values()
+        return sum(x.tokens for x in loads if x.source is source and x.position < length)
+
 
 class Fetcher:
     """Fetches in flight.

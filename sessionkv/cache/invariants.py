@@ -60,12 +60,12 @@ def _check_pool(pool: BlockPool) -> None:
 def _check_index(residency: Residency) -> None:
     """Index and pools name each other; every entry is somewhere; children are complete."""
     for pool, place in ((residency.device, "device"), (residency.host, "host")):
-        named = {
-            getattr(entry, place): entry.record.key
+        named = sorted(
+            (block, entry.record.key)
             for entry in residency.index
-            if getattr(entry, place) is not None
-        }
-        held = {b: key for b in range(pool.num_blocks) if (key := pool.key(b)) is not None}
+            if (block := getattr(entry, place)) is not None
+        )
+        held = [(b, key) for b in range(pool.num_blocks) if (key := pool.key(b)) is not None]
         _require(named == held, "index and pool name different blocks", pool.tier, named, held)
     for entry in residency.index:
         _require(

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Sequence
 
 from sessionkv.cache import matching
 from sessionkv.cache.admission import Admitter, choose
-from sessionkv.cache.block_pool import BlockPool, LeaseError
+from sessionkv.cache.block_pool import LeaseError
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.fetching import Fetcher, FetchJob
 from sessionkv.cache.invariants import check_cache
-from sessionkv.cache.ledger import CacheUsage, Ledger, TierLedger
+from sessionkv.cache.ledger import CacheUsage, Ledger
 from sessionkv.cache.matching import Found
 from sessionkv.cache.residency import Residency
 from sessionkv.cache.retention_view import RetentionView
@@ -297,20 +297,17 @@ class KVCacheManager:
         return self._end_fetch(self._running.get(job.seq_id), job)
 
     def _end_fetch(self, sequence: RunningSequence, job: FetchJob) -> Fetched:
-        loads = job.loads.values()
-        failed = [load for load in loads if load.outcome is not MoveOutcome.OK]
+        failed = job.failed()
         if failed:
             self._running.shorten(sequence, min(load.position for load in failed))
         sequence.fetch = None
-        length = len(sequence.table)
-        used = [load for load in loads if load.position < length]
         corrupt = sum(load.outcome is MoveOutcome.CORRUPT for load in failed)
         return Fetched(
             seq_id=sequence.seq_id,
             block_ids=tuple(sequence.table),
             cached_tokens=sequence.committed,
-            host_tokens=sum(load.tokens for load in used if load.source is Tier.HOST),
-            disk_tokens=sum(load.tokens for load in used if load.source is Tier.DISK),
+            host_tokens=job.tokens_from(Tier.HOST, len(sequence.table)),
+            disk_tokens=job.tokens_from(Tier.DISK, len(sequence.table)),
             corrupt_blocks=corrupt,
             failed_blocks=len(failed) - corrupt,
         )
@@ -376,8 +373,8 @@ class KVCacheManager:
     def ledger(self) -> Ledger:
         """Blocks by tier and state now."""
         return Ledger(
-            device=_tier_ledger(self._residency.device),
-            host=_tier_ledger(self._residency.host),
+            device=self._residency.device.ledger(),
+            host=self._residency.host.ledger(),
             sequences=len(self._running),
             transfers_in_flight=len(self._fetcher) + len(self._spiller),
         )
@@ -385,19 +382,12 @@ class KVCacheManager:
     def usage(self) -> CacheUsage:
         """Ledger, counters and waste. O(blocks)."""
         size = self.block_size
-        device_waste = sum(len(s.table) * size - s.committed for s in self._running)
-        host_waste = 0
-        for entry in self._residency.index:
-            waste = size - entry.record.fill
-            if entry.host is not None:
-                host_waste += waste
-            if waste and entry.device is not None and not self._residency.is_growing(entry):
-                device_waste += waste
+        running_waste = sum(len(s.table) * size - s.committed for s in self._running)
         return CacheUsage(
             ledger=self.ledger(),
             counters=self._residency.counters,
-            wasted_device_slots=device_waste,
-            wasted_host_slots=host_waste,
+            wasted_device_slots=running_waste + self._residency.unused_slots(Tier.DEVICE),
+            wasted_host_slots=self._residency.unused_slots(Tier.HOST),
             dirty_blocks=self._spiller.dirty_count,
             indexed_blocks=len(self._residency.index),
         )
@@ -409,13 +399,3 @@ class KVCacheManager:
             InvariantBroken: With what disagrees.
         """
         check_cache(self._residency, self._running, self._fetcher, self._spiller)
-
-
-def _tier_ledger(pool: BlockPool) -> TierLedger:
-    return TierLedger(
-        total=pool.num_blocks,
-        free=pool.num_free,
-        filling=pool.num_filling,
-        leased=pool.num_leased,
-        cached=pool.num_cached,
-    )

@@ -11,7 +11,7 @@ from sessionkv.cache.block_pool import BlockPool, BlockState
 from sessionkv.cache.evicted import EvictedKeys
 from sessionkv.cache.ledger import Counters
 from sessionkv.cache.prefix_index import Entry, PrefixIndex
-from sessionkv.cache.retention_view import RetentionView
+from sessionkv.cache.retention_view import RETAINED, RetentionView
 from sessionkv.types import BlockHash, BlockRecord, Tier
 
 MAX_MOVED_DOWN = 65_536
@@ -111,6 +111,16 @@ class Residency:
         """Whether a sequence continues the content on the device in place."""
         block = entry.device
         return block is not None and self.device.state(block) is BlockState.FILLING
+
+    def unused_slots(self, tier: Tier) -> int:
+        """Slots of blocks with known content that hold none; growing tails not counted."""
+        on_device = tier is Tier.DEVICE
+        return sum(
+            self.block_size - entry.record.fill
+            for entry in self.index
+            if (entry.device if on_device else entry.host) is not None
+            and not (on_device and self.is_growing(entry))
+        )
 
     # -- out of a tier
 
@@ -257,6 +267,15 @@ class Residency:
                 return None
             self.evict_host(victims[0])
         return self.host.allocate(1)[0]
+
+    def host_is_pinned_against(self, key: BlockHash) -> bool:
+        """Whether the host is full, and what would go next is pinned there and this is less so."""
+        coldest = () if self.host.num_free else self.host.coldest(1)
+        return any(
+            self.host.rank_of(self.entry_of(self.host, block).record.key)
+            > max(RETAINED, self.host.rank_of(key))
+            for block in coldest
+        )
 
     def clean_run(self, pool: BlockPool, count: int) -> list[int]:
         """Up to ``count`` clean blocks from the cold end on, ending before the first that is not.

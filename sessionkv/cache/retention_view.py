@@ -6,6 +6,9 @@ from typing import Protocol
 
 from sessionkv.types import BlockHash, Tier
 
+UNRETAINED, RETAINED, PINNED = 0, 1, 2
+"""Ranks; a pin's priority (0 and up) is added to the last."""
+
 
 class RetentionView(Protocol):
     """Ranks blocks by what sessions want kept. A question: cheap, changes nothing."""

@@ -122,6 +122,9 @@ class Spiller:
         entry = residency.entry_of(residency.device, block)
         target = -1
         if below is Tier.HOST:
+            if residency.host_is_pinned_against(entry.record.key):
+                entry.host_refused = True  # the device may drop it without
+                return
             room = residency.allocate_host(urgent=urgent)
             if room is None:
                 self._host_wanted += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sessionkv.cache import residency
 from sessionkv.cache.block_pool import LeaseError
 from sessionkv.types import BlockHash, MoveOutcome, Tier, Transfer, TransferResult
 from tests.builders.kv_world import B, Run, T, World, always
@@ -329,6 +330,19 @@ def test_a_new_turn_of_a_resident_session_asks_nothing() -> None:
     world.turn(T(10))
     assert world.kv.disk_query(world.chain(T(20))) is None
     assert world.kv.disk_query(world.chain([1] * 5)) is not None
+
+
+def test_the_disk_is_asked_for_children_that_only_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency, "MAX_MOVED_DOWN", 0)
+    world = World(device_blocks=4, disk_blocks=20)
+    world.turn(T(12))
+    assert world.kv.disk_query(world.chain(T(20))) is None
+    world.kv.request_clean(keys(world, T(12)))
+    world.make_room()
+    world.turn([1] * 8)
+    query = world.kv.disk_query(world.chain(T(20)))
+    assert query is not None
+    assert query.keys == tuple(world.chain(T(20)).hashes[2:4])
 
 
 def test_disk_off_is_never_asked() -> None:
