@@ -261,6 +261,35 @@ def test_the_prefix_ends_before_a_block_that_did_not_arrive(
     world.check()
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_tail_past_a_failed_block_is_given_back_as_it_was(ended: bool) -> None:
+    (*_, tail) = keys(World(), T(10))
+
+    class PinnedTail:
+        def rank(self, key: BlockHash, tier: Tier) -> int:
+            return 2 if key == tail else 0
+
+    world = World(device_blocks=5, host_blocks=8, retention=PinnedTail())
+    world.turn(T(10))
+    world.turn([1] * 16)
+    assert [world.kv.tiers_of(key)[0] for key in keys(world, T(10))] == [Tier.HOST] * 2 + [
+        Tier.DEVICE
+    ]
+    run = running(world, T(12))
+    assert (run.admission.host_tokens, run.admission.device_tokens) == (8, 2)
+    if ended:
+        world.finish(run)
+    world.drain(always(MoveOutcome.MISSING))
+    world.check()
+    assert tail in world.device_keys()
+    if not ended:
+        assert run.computed == 0
+        world.stage_now(run, 12)
+        world.execute()
+        world.check()
+        assert tail in world.device_keys()
+
+
 def test_a_sequence_may_end_while_its_blocks_are_on_their_way() -> None:
     world = World(device_blocks=4, host_blocks=8)
     world.turn(T(12))
