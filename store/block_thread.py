@@ -234,6 +234,8 @@ class BlockThread:
         return max(1, min(_WRITE_PIECE_BLOCKS, _WRITE_PIECE_BYTES // block_bytes))
 
     def _finish(self, job: _Job) -> None:
+        if not self._has_work():
+            self._publish()  # before the answer: who has it may ask for the figures
         self._inbox.put(TransferResult(job.transfer.transfer_id, tuple(job.outcomes), job.busy_s))
         head = self._writes[0] if self._writes else None
         if not (isinstance(head, _Job) and head.outcomes) and (gone := self._blocks.evicted()):

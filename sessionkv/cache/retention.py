@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from sessionkv.cache.retention_view import PINNED, RETAINED, UNRETAINED
 from sessionkv.errors import PinRefused
 from sessionkv.types import BlockHash, Tier
 
-UNRETAINED, RETAINED, PINNED = 0, 1, 2
-"""Ranks; a pin's priority (0 and up) is added to the last."""
 PIN_SHARE = 0.8
 """Part of a tier's cap that live pins may promise."""
 MAX_LAPSED = 65_536

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from sessionkv.cache.retention import PINNED, RETAINED
+from sessionkv.cache.retention_view import PINNED, RETAINED
 from sessionkv.cache.tree import Opening
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import Overloaded, PinRefused, RewindBeyondRoot, SessionExists

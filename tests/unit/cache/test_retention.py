@@ -1,7 +1,8 @@
 import pytest
 
 from sessionkv.cache import retention as module
-from sessionkv.cache.retention import PINNED, Retention
+from sessionkv.cache.retention import Retention
+from sessionkv.cache.retention_view import PINNED
 from sessionkv.errors import PinRefused
 from sessionkv.types import Tier
 from tests.builders.tree import TENANT, Sessions, full_hashes, tail_key
