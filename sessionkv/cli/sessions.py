@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -68,20 +68,21 @@ def _print_removed(name: str, *, as_json: bool) -> None:
         output.stdout().print(f"removed {output.one_line(name)}", markup=False)
 
 
-def sessions_table(sessions: Iterable[SessionInfo]) -> Table:
-    """One row for each session; bytes in a tier count what it shares with others too."""
+def sessions_table(sessions: Sequence[SessionInfo]) -> Table:
+    """One row for each session, with its bytes in each tier (shared ones too) where they came."""
+    tiers = [tier for tier in TIERS if any(tier in info.bytes for info in sessions)]
     columns = (
-        "session", ">turns", ">tokens", *(f">{tier}" for tier in TIERS), "pin", ">idle", "last miss"
+        "session", ">turns", ">tokens", *(f">{tier}" for tier in tiers), "pin", ">idle", "last miss"
     )  # fmt: skip
-    return output.table(columns, (_row(info) for info in sessions))
+    return output.table(columns, (_row(info, tiers) for info in sessions))
 
 
-def _row(info: SessionInfo) -> tuple[str, ...]:
+def _row(info: SessionInfo, tiers: Sequence[str]) -> tuple[str, ...]:
     return (
         info.name,
         f"{info.turns:,}",
         f"{info.tokens:,}",
-        *(_held(info, tier) for tier in TIERS),
+        *(_held(info, tier) for tier in tiers),
         _pin(info.pin),
         "running" if info.running else _age(info.updated_s),
         info.last_cache.miss.reason.value if info.last_cache else "-",

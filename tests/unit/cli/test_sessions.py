@@ -21,7 +21,7 @@ def test_ls_is_a_table(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str
     assert main(["sessions", "ls"]) == 0
     header, first, second = capsys.readouterr().out.rstrip("\n").split("\n")
     assert header.split() == [
-        "session", "turns", "tokens", "device", "host", "disk", "pin", "idle", "last", "miss"
+        "session", "turns", "tokens", "device", "pin", "idle", "last", "miss"
     ]  # fmt: skip
     assert first.split()[:5] == ["a[b]", "1", "10", "1.0", "KiB"]
     assert first.split()[-1] == "evicted"
