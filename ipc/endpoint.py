@@ -13,6 +13,7 @@ import hashlib
 import os
 import socket
 import stat
+import tempfile
 from pathlib import Path
 
 from sessionkv.config import user_runtime_dir
@@ -31,9 +32,22 @@ def default_endpoint() -> str:
     return _fitting(user_runtime_dir() / "engine.sock")
 
 
+def private_folder() -> Path:
+    """A new folder for one engine's socket, and for what else goes with it; the caller removes it.
+
+    In the system's folder for temporary files, unless a socket's path would be too long there.
+    """
+    parent = Path(tempfile.gettempdir()).absolute()
+    if len(os.fsencode(parent / "skv-12345678" / "engine.sock")) > MAX_PATH_BYTES:
+        parent = _short_dir()
+        parent.mkdir(mode=0o700, exist_ok=True)
+        _make_private(parent)
+    return Path(tempfile.mkdtemp(prefix="skv-", dir=parent))
+
+
 def private_endpoint(folder: Path) -> str:
-    """Endpoint of an engine that owns ``folder``; short as :func:`default_endpoint` is."""
-    return _fitting(folder.absolute() / "engine.sock")
+    """Endpoint of an engine that owns a :func:`private_folder`."""
+    return f"ipc://{folder}/engine.sock"
 
 
 def _fitting(path: Path) -> str:

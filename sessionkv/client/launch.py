@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -23,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 from sessionkv.client.client import Client
 from sessionkv.config import EngineConfig
 from sessionkv.errors import EngineStartFailed, error_from_wire
-from sessionkv.ipc.endpoint import private_endpoint
+from sessionkv.ipc.endpoint import private_endpoint, private_folder
 
 if TYPE_CHECKING:
     from sessionkv.client.async_client import AsyncClient
@@ -134,7 +133,7 @@ def launch(
     config = config or EngineConfig()
     if model is not None:
         config = replace(config, model=model)
-    scratch = Path(tempfile.mkdtemp(prefix="skv-"))
+    scratch = private_folder()
     if store is not None:
         config = replace(config, store=Path(store))
     elif config.store is None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
+
+import pytest
 
 from sessionkv.client import AsyncClient, Client
 from sessionkv.ipc import messages as m
+from tests.builders.engine import engine_config, greedy, oracle, socket_engine
 from tests.builders.fake_engine import FakeEngine, short_endpoint
 
 CLIENTS = 20
@@ -56,3 +60,31 @@ def test_blocking_clients_in_threads():
             thread.join(100)
         assert turns_of(engine) == expected()
     assert answers == {c: [f"{c}-{i}" for i in range(REQUESTS)] for c in range(CLIENTS)}
+
+
+@pytest.mark.slow
+def test_ten_thousand_turns_of_twenty_clients_on_an_engine():
+    sampling = greedy(1)
+
+    async def one(endpoint: str, number: int) -> list[tuple[int, ...]]:
+        async with AsyncClient(endpoint) as client:
+            answers: list[tuple[int, ...]] = []
+            for start in range(0, REQUESTS, 50):
+                burst = [
+                    client.generate(tokens=[number, (start + i) % 256], sampling=sampling)
+                    for i in range(50)
+                ]
+                answers += [r.tokens for r in await asyncio.gather(*burst)]
+            return answers
+
+    async def main(endpoint: str) -> list[list[tuple[int, ...]]]:
+        return await asyncio.gather(*[one(endpoint, c) for c in range(CLIENTS)])
+
+    with short_endpoint() as endpoint:
+        folder = Path(endpoint.removeprefix("ipc://")).parent
+        with socket_engine(folder, engine_config(blocks=4096)) as engine:
+            answers = asyncio.run(main(engine.endpoint))
+            engine.parts.kv.check()
+    for number, tokens in enumerate(answers):
+        expected = [tuple(oracle([number, i % 256], sampling)) for i in range(256)]
+        assert tokens == [expected[i % 256] for i in range(REQUESTS)]

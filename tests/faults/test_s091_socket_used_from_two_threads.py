@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import zmq
 
 from sessionkv.client import Client
+from tests.builders.engine import engine_config, greedy, socket_engine
 from tests.builders.fake_engine import FakeEngine, short_endpoint
 
 THREADS = 16
@@ -52,3 +54,47 @@ def test_sixteen_threads_submit_and_cancel_on_one_client(monkeypatch):
     assert len(cancelled) == THREADS * ROUNDS
     assert len(users) == 2
     assert [len(threads) for threads in users.values()] == [1, 1]
+
+
+def test_sixteen_threads_on_one_client_of_an_engine(monkeypatch):
+    users: dict[int, set[str]] = {}
+
+    def watched(name: str) -> None:
+        original = getattr(zmq.Socket, name)
+
+        def call(self, *args, **kwargs):
+            users.setdefault(id(self), set()).add(threading.current_thread().name)
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(zmq.Socket, name, call)
+
+    for name in ("send", "send_multipart", "recv", "recv_multipart", "getsockopt", "connect"):
+        watched(name)
+    turns: list[int] = []
+
+    def work(client: Client, number: int) -> None:
+        session = client.open(f"s{number}")
+        for i in range(ROUNDS // 4):
+            session.turn(tokens=[number], sampling=greedy(3))
+            stream = session.stream(tokens=[number], sampling=greedy(500))
+            if i % 2:
+                stream.cancel()
+            else:
+                stream.close()
+        turns.append(session.info().turns)
+
+    with short_endpoint() as endpoint:
+        folder = Path(endpoint.removeprefix("ipc://")).parent
+        with (
+            socket_engine(folder, engine_config(blocks=16_384)) as engine,
+            Client(engine.endpoint) as client,
+        ):
+            threads = [threading.Thread(target=work, args=(client, n)) for n in range(THREADS)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(100)
+            assert len(turns) == THREADS
+            # Those that were cancelled are not there; one may have ended before it was.
+            assert all(ROUNDS // 4 <= count <= ROUNDS // 2 for count in turns)
+    assert sorted(map(sorted, users.values())) == [["serve"], ["sessionkv-client"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgpack
 import zmq
 
@@ -9,7 +11,9 @@ from sessionkv.client import Client
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import SlowReader
 from sessionkv.ipc import messages as m
+from tests.builders.engine import engine_config, greedy, oracle, socket_engine
 from tests.builders.fake_engine import FakeEngine, deltas, done, short_endpoint
+from tests.builders.wire_client import WireClient
 
 LONG = "t" * 5000
 
@@ -83,3 +87,83 @@ def test_a_client_that_is_gone_does_not_stop_the_others():
             engine.send(conn, delta)
         assert client.session("b").turn("y").text == "ok"
         stream.close()
+
+
+SMALL = LimitsConfig(
+    unread_events=20, unread_timeout_s=0.3, heartbeat_s=0.2, missed_heartbeats=1000
+)
+
+
+def served(limits: LimitsConfig, endpoint: str, **parts):
+    config = engine_config(blocks=8192, limits=limits)
+    return socket_engine(Path(endpoint.removeprefix("ipc://")).parent, config, **parts)
+
+
+def test_an_engine_aborts_a_client_that_reads_nothing_and_frees_its_blocks():
+    with (
+        short_endpoint() as endpoint,
+        served(SMALL, endpoint) as engine,
+        Client(engine.endpoint) as client,
+        WireClient(engine.endpoint) as idle,
+    ):
+        idle.call("open", 1, session="idle")
+        sampling = {"temperature": 0, "ignore_eos": True}
+        idle.send("turn", 2, session="idle", tokens=[1], stream=True, sampling=sampling)
+        whole = client.open("busy").stream(tokens=[2], sampling=greedy(3000))
+        assert [t for event in whole for t in event.tokens] == oracle([2], greedy(3000))
+        while client.session("idle").info().running:
+            pass
+        assert client.session("idle").info().turns == 0
+        *deltas, failure = idle.until(2)
+        assert failure["code"] == SlowReader.code
+        assert len(deltas) == SMALL.unread_events
+        told = [t for delta in deltas for t in delta["tokens"]]
+        assert told == oracle([1], greedy(len(told)))
+        # What it was sent is still unread, so the next turn's events are kept at once.
+        idle.send("ping", 3, consumed=len(deltas))
+        again = idle.call("turn", 4, session="idle", tokens=[1],
+                          sampling={**sampling, "max_tokens": 8})  # fmt: skip
+        assert again["tokens"] == oracle([1], greedy(8))
+        client.flush()
+        assert engine.parts.kv.ledger().idle
+
+
+def test_an_engine_makes_a_slow_readers_stream_coarser_and_loses_nothing():
+    with (
+        short_endpoint() as endpoint,
+        served(SMALL, endpoint) as engine,
+        WireClient(engine.endpoint) as slow,
+    ):
+        sampling = {"temperature": 0, "ignore_eos": True, "max_tokens": 400, "logprobs": 0}
+        slow.send("generate", 1, tokens=[1], stream=True, sampling=sampling)
+        deltas, offset = [], 0
+        while (reply := slow.receive())["t"] != "done":
+            if reply["t"] != "delta":
+                continue
+            assert reply["offset"] == offset
+            assert len(reply["logprobs"]) == len(reply["tokens"])
+            offset += len(reply["tokens"])
+            deltas.append(reply)
+            if len(deltas) % 10 == 0:
+                slow.send("ping", 2 + len(deltas), consumed=len(deltas))
+        told = [t for delta in deltas for t in delta["tokens"]]
+        assert told == reply["tokens"] == oracle([1], greedy(400))
+        assert len(deltas) < 400
+
+
+def test_an_engine_gives_up_a_client_that_asks_and_never_reads():
+    limits = LimitsConfig(unread_events=50, missed_heartbeats=1000)
+    with (
+        short_endpoint() as endpoint,
+        served(limits, endpoint) as engine,
+        Client(engine.endpoint) as client,
+        WireClient(engine.endpoint, rcvhwm=1) as flood,
+    ):
+        # Far more answers than the sockets hold; one that is known no more gets one short answer.
+        for i in range(6_000):
+            flood.send("stats", i)
+        while len(engine.loop._peers) > 1:
+            assert client.stats()["ledger"]
+        assert client.open("a").turn(tokens=[1], sampling=greedy(8)).tokens == tuple(
+            oracle([1], greedy(8))
+        )

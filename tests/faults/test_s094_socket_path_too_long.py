@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 
+from sessionkv import launch
 from sessionkv.client import Client
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import ConfigError
 from sessionkv.ipc.endpoint import MAX_PATH_BYTES, default_endpoint, socket_path
+from tests.builders.engine import greedy
 from tests.builders.fake_engine import FakeEngine, short_endpoint
 
 
-@pytest.mark.parametrize("name", ["d" * 120, "ü" * 60])
+@pytest.mark.parametrize("name", ["d" * 120, "ü" * 60], ids=["ascii", "umlauts"])
 def test_a_long_runtime_folder_falls_back_to_one_short_path(tmp_path, monkeypatch, name):
     folder = tmp_path / name
     folder.mkdir()
@@ -42,3 +48,21 @@ def test_the_longest_path_that_fits_works():
         endpoint = f"ipc://{folder}/{'x' * (MAX_PATH_BYTES - len(folder) - 1)}"
         with FakeEngine(endpoint, limits=LimitsConfig()), Client(endpoint) as client:
             assert client.generate(prompt="fits").text == "fits"
+
+
+@pytest.mark.parametrize("name", ["d" * 120, "ü" * 60], ids=["ascii", "umlauts"])
+def test_a_private_engine_finds_a_short_path_and_leaves_none(tmp_path, monkeypatch, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    short = Path(f"/tmp/sessionkv-{os.getuid()}")
+    before = set(short.iterdir()) if short.exists() else set()
+    with launch("checksum") as engine:
+        assert len(os.fsencode(socket_path(engine.endpoint))) <= MAX_PATH_BYTES
+        assert engine.client().generate(tokens=[1], sampling=greedy(2)).tokens
+    assert list(folder.iterdir()) == []
+    with launch("checksum") as engine:
+        engine.kill()
+    assert set(short.iterdir()) <= before
+    monkeypatch.setattr(tempfile, "tempdir", None)

@@ -7,11 +7,13 @@ import sys
 
 import pytest
 
+from sessionkv import launch
 from sessionkv.client import Client
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import EngineRunning
 from sessionkv.ipc.endpoint import socket_path
 from sessionkv.ipc.server import RouterServer
+from tests.builders.engine import greedy
 from tests.builders.fake_engine import FakeEngine, short_endpoint
 
 CHILD = """
@@ -56,3 +58,17 @@ def test_the_refused_engine_does_not_disturb_the_first():
         assert client.generate(prompt="undisturbed").text == "undisturbed"
         with Client(endpoint) as late:
             assert late.generate(prompt="late").text == "late"
+
+
+def test_of_two_launched_engines_the_second_is_refused_and_a_killed_one_replaced():
+    with short_endpoint() as endpoint:
+        with launch("checksum", endpoint=endpoint) as first:
+            with pytest.raises(EngineRunning) as caught:
+                launch("checksum", endpoint=endpoint)
+            assert caught.value.details["pid"] == first.pid
+            client = first.client()
+            assert client.generate(tokens=[1], sampling=greedy(2)).tokens
+            first.kill()
+        with launch("checksum", endpoint=endpoint) as second, Client(endpoint) as client:
+            assert client.generate(tokens=[1], sampling=greedy(2)).tokens
+            assert second.pid != first.pid

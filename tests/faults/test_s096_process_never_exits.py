@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from sessionkv import EngineConfig, LimitsConfig, launch
+from sessionkv.errors import ConnectionLost, EngineClosed
+from tests.builders.doors import Hold
+from tests.builders.engine import engine_config, greedy, open_engine
 from tests.builders.fake_engine import FakeEngine, short_endpoint
+from tests.builders.processes import tampered_start, wait_for_file
+from tests.builders.wire_client import WireClient
 
 CLIENT_OF_A_DEAD_ENGINE = """
 import socket, sys, threading
@@ -68,3 +75,71 @@ def test_unsent_messages_do_not_hold_up_the_exit(code):
 def test_a_script_may_end_without_closing():
     with short_endpoint() as endpoint, FakeEngine(endpoint):
         assert run(UNCLOSED_CLIENT, endpoint) == "bye\n"
+
+
+ABSENT = """
+import sys
+from sessionkv.client import Client
+from sessionkv.errors import ConnectionLost
+try:
+    Client(sys.argv[1]).session("a").turn("x")
+except ConnectionLost as error:
+    print(error.code)
+"""
+
+
+def test_a_client_of_an_absent_engine_is_told_and_ends():
+    with short_endpoint() as endpoint:
+        assert run(ABSENT, endpoint) == "connection_lost\n"
+
+
+def test_an_engine_with_a_dead_client_and_unsent_answers_ends_when_told_to():
+    with launch("checksum") as engine, WireClient(engine.endpoint, rcvhwm=1) as dead:
+        for i in range(6000):
+            dead.send("list", 2 * i)
+            dead.send("stats", 2 * i + 1)
+        assert engine.client().generate(tokens=[1], sampling=greedy(2)).tokens
+        engine._process.send_signal(signal.SIGTERM)
+        assert engine._process.wait(10) == 0
+
+
+def test_an_engine_with_a_turn_that_nobody_can_end_is_drained_in_time():
+    config = EngineConfig(model="checksum", limits=LimitsConfig(drain_s=0.5))
+    with launch(config=config) as engine:
+        client = engine.client()
+        stream = client.open("a").stream("x", sampling=greedy(None))
+        next(stream)
+        engine._process.send_signal(signal.SIGTERM)
+        assert engine._process.wait(10) == 0
+        with pytest.raises((ConnectionLost, EngineClosed)):
+            list(stream)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_engine_that_is_still_loading_ends_when_told_to(tmp_path, monkeypatch, number):
+    monkeypatch.setenv("PYTHONPATH", tampered_start(tmp_path, "hang"))
+    code = """
+import pathlib, sys
+sys.orig_argv.append("sessionkv.actor.child")
+import sitecustomize
+exec(pathlib.Path(sitecustomize.__file__).read_text())
+from sessionkv.actor.serve import run_serve
+from sessionkv.config import EngineConfig
+sys.exit(run_serve(EngineConfig(model="checksum"), sys.argv[1]))
+"""
+    with short_endpoint() as endpoint:
+        child = subprocess.Popen([sys.executable, "-c", code, endpoint])
+        wait_for_file(tmp_path / "loading")
+        child.send_signal(number)
+        assert child.wait(10) == 0
+
+
+def test_closing_an_embedded_engine_waits_for_no_turn_of_its_only_client():
+    config = engine_config(blocks=16_384, limits=LimitsConfig(drain_s=10**6))
+    hold = Hold()
+    with open_engine(config, gate=hold.gate, runner={"script": hold.script}) as engine:
+        stream = engine.open("a").stream("x", sampling=greedy(None))
+        next(stream)
+    hold.release()
+    with pytest.raises(EngineClosed):
+        list(stream)

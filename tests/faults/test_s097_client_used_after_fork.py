@@ -53,3 +53,48 @@ def test_child_gets_a_clear_error_and_parent_goes_on():
     assert (done.returncode, done.stderr) == (0, "")
     refusal = "this client was made before a fork; make a new one in the child"
     assert done.stdout.splitlines() == [refusal] * 3 + ["fresh", "0", "kept", "parent"]
+
+
+EMBEDDED = """
+import multiprocessing, sys
+from sessionkv import Engine, EngineConfig, SamplingParams, launch
+from sessionkv.errors import EngineClosed
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+
+def child(engine, handle, client, session, answers):
+    for call in (engine.stats, client.stats, lambda: session.turn("x")):
+        try:
+            answers.put(repr(call()))
+        except EngineClosed as error:
+            answers.put(error.message)
+    engine.close()
+    client.close()
+    with handle.client() as fresh:
+        answers.put(str(len(fresh.generate("x", sampling=SAMPLING).tokens)))
+
+engine = Engine(EngineConfig(model="checksum"))
+session = engine.open("a")
+handle = launch("checksum")
+client = handle.client()
+fork = multiprocessing.get_context("fork")
+answers = fork.SimpleQueue()
+process = fork.Process(target=child, args=(engine, handle, client, session, answers))
+process.start()
+for _ in range(4):
+    print(answers.get())
+process.join()
+print(process.exitcode)
+print(len(session.turn("parent", sampling=SAMPLING).tokens))
+print(len(client.generate("parent", sampling=SAMPLING).tokens))
+handle.close()
+engine.close()
+"""
+
+
+def test_engines_and_their_clients_stay_with_the_parent():
+    done = subprocess.run(
+        [sys.executable, "-c", EMBEDDED], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    refusal = "this client was made before a fork; make a new one in the child"
+    assert done.stdout.splitlines() == [refusal] * 3 + ["3", "0", "3", "3"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sessionkv.ipc.endpoint import (
     is_listening,
     prepare_folder,
     private_endpoint,
+    private_folder,
     socket_path,
 )
 from sessionkv.ipc.server import RouterServer
@@ -95,9 +97,17 @@ def test_the_socket_is_the_users_alone_from_its_first_moment():
         assert not socket_path(endpoint).exists()
 
 
-def test_a_private_endpoint_fits_whatever_its_folder(tmp_path):
-    assert private_endpoint(Path("/tmp/x")) == "ipc:///tmp/x/engine.sock"
-    long = tmp_path / ("d" * 120)
-    assert private_endpoint(long) == private_endpoint(long)
-    assert private_endpoint(long) != private_endpoint(tmp_path / ("e" * 120))
-    socket_path(private_endpoint(long))
+def test_a_private_folder_is_new_and_short_enough_wherever_temporary_files_are(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    short = private_folder()
+    assert short.parent == tmp_path
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("d" * 120)))
+    folders = [private_folder(), private_folder()]
+    for folder in folders:
+        assert folder.parent == Path(f"/tmp/sessionkv-{os.getuid()}")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert socket_path(private_endpoint(folder)).parent == folder
+        folder.rmdir()
+    assert folders[0] != folders[1]
