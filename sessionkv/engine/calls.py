@@ -114,7 +114,6 @@ class CallDesk:
             self._answer(CallDone(call_id, {"closed": True}))
             return
         self._change(call_id, self._tree.delete(*head), {"closed": True})
-        self._turns.last_cache.pop(head, None)
 
     def _change(self, call_id: int, change: Change, value: Any) -> None:
         reply = CallDone(call_id, value)
@@ -163,7 +162,7 @@ class CallDesk:
     def _describe(self, head: HeadRecord) -> dict[str, Any]:
         head_id = (head.tenant, head.name)
         record = self._tree.record(head.node_id)
-        last = self._turns.last_cache.get(head_id)
+        last = self._turns.last_cache.get(head.node_id)
         pin = None
         if head.pin_tier:
             pin = {

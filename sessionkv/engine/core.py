@@ -35,7 +35,13 @@ from sessionkv.engine.messages import (
 )
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.turns import TurnDesk
-from sessionkv.errors import EngineClosed, SessionKVError, StoreUnavailable, TurnFailed
+from sessionkv.errors import (
+    EngineClosed,
+    NodeNotFound,
+    SessionKVError,
+    StoreUnavailable,
+    TurnFailed,
+)
 from sessionkv.store.worker import Committed, DiskEvicted, LookedUp
 from sessionkv.types import StepPlan, Tier, Transfer, TransferResult
 
@@ -239,12 +245,16 @@ class Core:
         freed = [key for key in change.freed_keys if not parts.tree.retention.owners(key)]
         if freed:
             parts.store.delete(parts.kv.forget(freed))
+        for node_id in change.freed_node_ids:
+            self._turns.last_cache.pop(node_id, None)
         if commit.turn_id is None:
             self._turns.out.append(commit.reply)
             return
         self._turns.durable(commit.turn_id, now)
         if change.node_id is not None and parts.config.cache.durability == "idle":
-            parts.kv.request_clean((*commit.recomputed, *parts.tree.keys_of(change.node_id)))
+            # The session may have been deleted while its turn was on its way to the journal.
+            with contextlib.suppress(NodeNotFound):
+                parts.kv.request_clean((*commit.recomputed, *parts.tree.keys_of(change.node_id)))
 
     def _moved(self, result: TransferResult, now: float) -> None:
         parts = self._parts

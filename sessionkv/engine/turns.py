@@ -8,7 +8,6 @@ next in line, so each turn is answered exactly once. Core thread only; times are
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -45,7 +44,6 @@ from sessionkv.errors import (
     Overloaded,
     SessionBusy,
     SessionKVError,
-    SessionNotFound,
     TurnCancelled,
     TurnFailed,
 )
@@ -64,7 +62,7 @@ class TurnDesk:
     Attributes:
         out: Messages for the front, oldest first; the core empties it.
         active: Turns by id.
-        last_cache: The last cache report of each session that had a turn since the start.
+        last_cache: Cache reports by node, of turns since the start that a session ends with.
     """
 
     def __init__(self, parts: CoreParts, commits: Commits) -> None:
@@ -74,7 +72,7 @@ class TurnDesk:
         self._lines: dict[HeadId, _Line] = {}
         self.out: list[CoreMessage] = []
         self.active: dict[int, ActiveTurn] = {}
-        self.last_cache: dict[HeadId, CacheReport] = {}
+        self.last_cache: dict[int, CacheReport] = {}
         self.draining = False
 
     def is_running(self, head: HeadId) -> bool:
@@ -369,16 +367,11 @@ class TurnDesk:
         if line.running is not turn:
             line.waiting.remove(turn)
             return
-        if isinstance(answer, TurnCommitted) and turn.finished is not None:
-            self._note_cache(head, turn.finished.cache)
+        if isinstance(answer, TurnCommitted) and turn.finished and turn.node_id is not None:
+            self.last_cache.pop(turn.base_id, None)
+            self.last_cache[turn.node_id] = turn.finished.cache
         del self._lines[head]
         self._next_in_line(line, head, now)
-
-    def _note_cache(self, head: HeadId, report: CacheReport) -> None:
-        """Keep a session's last report, unless it was deleted while the turn was committed."""
-        with contextlib.suppress(SessionNotFound):
-            self._parts.tree.head(*head)
-            self.last_cache[head] = report
 
     def _next_in_line(self, line: _Line, head: HeadId, now: float) -> None:
         while line.waiting:
