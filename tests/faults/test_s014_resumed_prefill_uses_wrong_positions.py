@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sessionkv.types import BlockCopy, SamplingParams
+from tests.builders.tiny_engine import tiny_engine
 from tests.builders.tiny_models import Driver, make_runner, prepare_tiny, start, step
 
 B = 4
@@ -43,3 +44,19 @@ def test_warm_equals_cold_for_every_length_of_the_prefix(
         ]
         for ours, theirs in zip(warm.logprobs, cold.logprobs, strict=True):
             assert abs(ours.logprob - theirs.logprob) <= 1e-4
+
+
+def test_in_a_whole_engine_for_every_length_of_the_prefix(tmp_path: Path) -> None:
+    ask = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20)
+    with tiny_engine(tmp_path, blocks=512) as engine:
+        for k in range(1, 40):
+            prompt = [k + 88, *PROMPT[1:]]  # each k is another conversation from its first token on
+            engine.generate(tokens=prompt[:k], sampling=ask)
+            warm = engine.generate(tokens=prompt, sampling=ask)
+            cold = engine.generate(tokens=prompt, sampling=ask, cache=False)
+            assert (warm.cache.device_tokens, cold.cache.device_tokens) == (k, 0)
+            assert warm.tokens == cold.tokens
+            for ours, theirs in zip(warm.logprobs[0], cold.logprobs[0], strict=True):
+                assert ours.token_id == theirs.token_id
+                assert abs(ours.logprob - theirs.logprob) <= 1e-4
+        engine.assert_ledger()

@@ -6,10 +6,15 @@ its tokens with nothing, some or most of its KV left; and among batch mates.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sessionkv.engine.model_runner import ModelRunner
 from sessionkv.types import SamplingParams
+from tests.builders.doors import Later
+from tests.builders.engine import StepGate
+from tests.builders.tiny_engine import tiny_engine
 from tests.builders.tiny_models import Driver, make_runner, prepare_tiny, start, step
 
 B = 4
@@ -91,3 +96,37 @@ def test_batch_mates_do_not_perturb_the_numbers(runner: ModelRunner) -> None:
         ids.append(output.sampled[1].token_id)
     driver.run(ends=(1, 2))
     assert ids == whole
+
+
+@pytest.mark.parametrize("host_blocks", [0, 30], ids=["recomputed", "fetched"])
+def test_penalties_of_a_whole_engine_cold_warm_and_preempted(
+    host_blocks: int, tmp_path: Path
+) -> None:
+    params = SamplingParams(
+        temperature=0.0, repetition_penalty=1.5, frequency_penalty=1.0, max_tokens=COUNT,
+        ignore_eos=True, logprobs=2,
+    )  # fmt: skip
+    gate = StepGate()
+    gate.open()
+    with tiny_engine(
+        tmp_path, blocks=10, host_blocks=host_blocks, gate=lambda plan: gate(plan)
+    ) as engine:
+        cold = engine.generate(tokens=PROMPT, sampling=params, cache=False)
+        engine.generate(tokens=PROMPT, sampling=SamplingParams(temperature=0.0, max_tokens=1))
+        warm = engine.generate(tokens=PROMPT, sampling=params)
+        assert warm.cache.device_tokens == len(PROMPT) - 1
+        gate = StepGate()
+        mate = Later(lambda: engine.generate(tokens=[9] * 9, sampling=params))
+        gate.reached()
+        victim = Later(lambda: engine.generate(tokens=PROMPT, sampling=params))
+        engine.await_messages(1)
+        gate.open()
+        mate.result()
+        assert engine.stats()["preemptions"] >= 1
+        for result in (warm, victim.result()):
+            assert result.tokens == cold.tokens
+            for ours, theirs in zip(result.logprobs, cold.logprobs, strict=True):
+                assert [item.token_id for item in ours] == [item.token_id for item in theirs]
+                for mine, other in zip(ours, theirs, strict=True):
+                    assert abs(mine.logprob - other.logprob) <= 1e-4
+        engine.assert_ledger()
