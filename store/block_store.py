@@ -56,6 +56,12 @@ _BATCH_RECORDS = 64
 _RETRY_S = 30.0
 
 
+def nothing_pinned(key: bytes) -> bool:
+    """Plain order of use."""
+    del key
+    return False
+
+
 class BlockStore:
     """Blocks of one KV identity in a locked store directory. Used by one thread at a time."""
 
@@ -66,6 +72,7 @@ class BlockStore:
         geometry: KVGeometry,
         *,
         cap_bytes: int,
+        is_pinned: Callable[[bytes], bool] = nothing_pinned,
         gates: Gates = OPEN_GATES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,6 +83,8 @@ class BlockStore:
             identity: Digest of everything that changes KV bytes; names the folder.
             geometry: Shape of the blocks; part of what the identity digests.
             cap_bytes: Most bytes of all block stores of the directory, metadata included; above 0.
+            is_pinned: Whether a block goes after all that are not; asked on this thread, for blocks
+                that are next to go.
             gates: Points where tests hold the thread.
             clock: Monotonic seconds.
 
@@ -109,6 +118,7 @@ class BlockStore:
             self._segments,
             slot_bytes=self._layout.slot_bytes,
             cap_bytes=cap_bytes,
+            is_pinned=is_pinned,
         )
         self._trim()
         if not self._space.fits_one():

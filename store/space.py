@@ -15,7 +15,7 @@ import errno
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class Space:
         *,
         slot_bytes: int,
         cap_bytes: int,
+        is_pinned: Callable[[bytes], bool],
     ) -> None:
         """Find out which slots the index uses and give the space of all others back."""
         self.cap_bytes = cap_bytes
@@ -60,6 +61,7 @@ class Space:
         self._index = index
         self._segments = segments
         self._slot_bytes = slot_bytes
+        self._is_pinned = is_pinned
         self._leases: Counter[int] = Counter()
         self._withheld: set[int] = set()
         self._touched: dict[bytes, None] = {}
@@ -203,15 +205,24 @@ class Space:
         return min(free, self.cap_bytes - self.used_bytes() - self._slack())
 
     def _evict(self, count: int, *, release: bool) -> list[int]:
-        """Forget the coldest blocks; their slots, ready to be taken (or holes, when released)."""
+        """Forget the coldest blocks; their slots, ready to be taken (or holes, when released).
+
+        A pinned block that comes to the cold end goes back to the hot one, until nothing else is
+        left: amortised as often as blocks are used.
+        """
 
         def work(txn: lmdb.Transaction) -> list[Entry]:
             self.write_touched(txn)
             gone: list[Entry] = []
+            passed = 0
             while len(gone) < count:
                 entry = self._index.coldest(txn, self._leases)
                 if entry is None:
                     break
+                if self._is_pinned(entry.key) and passed < self._index.count(txn):
+                    passed += 1
+                    self._index.touch(txn, (entry.key,))
+                    continue
                 self._index.remove(txn, entry.key)
                 gone.append(entry)
             if release:

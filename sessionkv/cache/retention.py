@@ -60,6 +60,10 @@ class Retention:
             return PINNED + priorities[-1]
         return RETAINED if key in self._owners else UNRETAINED
 
+    def pinned_on_disk(self, key: bytes) -> bool:
+        """Whether ``key`` is pinned there. Any thread may ask: it is one look-up in a dict."""
+        return key in self._on_disk
+
     def owners(self, key: BlockHash) -> int:
         """How many live nodes own ``key``."""
         return self._owners.get(key, 0)

@@ -139,7 +139,10 @@ def _build_parts(
     attach_loaded(tree, root, block_size)
     blocks = None
     if disk_bytes:
-        blocks = BlockStore(directory, root, geometry, cap_bytes=disk_bytes, gates=gates)
+        blocks = BlockStore(
+            directory, root, geometry, cap_bytes=disk_bytes, is_pinned=retention.pinned_on_disk,
+            gates=gates,
+        )  # fmt: skip
     store = StoreWorker(journal, blocks, inbox, gates=gates)
     stack.callback(store.close, config.limits.drain_s)
     arena = HostArena(num_host_blocks, geometry.block_bytes)

@@ -212,6 +212,21 @@ def test_what_is_pinned_in_a_full_host_makes_no_room_for_what_is_not() -> None:
         engine.assert_ledger()
 
 
+def test_sessions_pinned_on_disk_outlive_others_there(tmp_path: Path) -> None:
+    config = engine_config(tmp_path, blocks=12, disk_bytes=600_000)
+    with open_engine(config) as engine:
+        logs = {name: first_turn(engine, name, i) for i, name in enumerate("ab")}
+        engine.session("a").pin(tier="disk")
+        for i in range(2, 60):
+            first_turn(engine, f"more {i}", i)
+        engine.flush()
+        blocks = engine.stats()["store"]["blocks"]
+        assert blocks["evicted_blocks"] > blocks["blocks"]  # more than once around
+        assert tiers(engine, logs["a"], "a") == (0, 0, 20)
+        assert tiers(engine, logs["b"], "b") == (0, 0, 0)
+        engine.assert_ledger()
+
+
 def test_a_pin_that_ran_out_no_longer_holds_back() -> None:
     with open_engine(engine_config(blocks=16)) as engine:
         log = first_turn(engine)
