@@ -13,7 +13,7 @@ from sessionkv.model.weights import WeightFiles
 from tests.builders.tiny_models import MAX_LEN, VARIANTS, VOCAB, hugging_face_model, prepare_tiny
 
 BLOCK = 4
-NUM_BLOCKS = 40
+NUM_BLOCKS = 64
 
 
 def tokens(count: int, seed: int = 1) -> list[int]:
@@ -75,6 +75,20 @@ def test_logits_equal_transformers(variant: str, mirrored: bool, tmp_path: Path)
         bench.logits(prompt[a:b], a) for a, b in ((0, 9), (9, 10), (10, 30), (30, 40), (40, 41))
     ]
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("mirrored", [True, False], ids=["mirror", "blocks"])
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "llama-yarn"])
+def test_long_chunks_equal_transformers(variant: str, mirrored: bool, tmp_path: Path) -> None:
+    """Long enough for the history and the chunk itself to be computed apart."""
+    prompt = tokens(250)
+    with torch.no_grad():
+        expected = hugging_face_model(variant)(torch.tensor([prompt])).logits[0]
+    bench = Bench(prepare_tiny(variant, tmp_path), mirrored=mirrored)
+    parts = [bench.logits(prompt[a:b], a) for a, b in ((0, 5), (5, 134), (134, 250))]
+    torch.testing.assert_close(torch.cat(parts), expected, atol=1e-4, rtol=0)
+    whole = Bench(prepare_tiny(variant, tmp_path), mirrored=mirrored).logits(prompt, 0)
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("mirrored", [True, False], ids=["mirror", "blocks"])
