@@ -243,6 +243,19 @@ def test_what_is_staged_is_not_matchable_once_the_plan_is_gone() -> None:
     assert world.kv.match(world.chain(T(10))).num_tokens == 0
 
 
+def test_a_match_of_staged_blocks_ends_with_their_plan() -> None:
+    world = World()
+    one = world.admit(world.chain(T(10)))
+    assert one is not None
+    assert world.stage(one, 10)
+    chain = world.chain(T(10))
+    match = world.kv.match(chain)
+    world.plan = []
+    world.kv.unstage()
+    with pytest.raises(LeaseError, match="changed since"):
+        world.kv.admit(99, chain, match, use_host=True, use_disk=True)
+
+
 def test_the_next_block_of_a_running_filler_is_waited_for() -> None:
     world = World()
     one = world.admit(world.chain(T(13)))

@@ -261,14 +261,29 @@ def test_the_prefix_ends_before_a_block_that_did_not_arrive(
     world.check()
 
 
+class PinnedTail:
+    """Keeps the tail of ``T(10)`` on the device when the blocks before it have gone."""
+
+    key = keys(World(), T(10))[2]
+
+    def rank(self, key: BlockHash, tier: Tier) -> int:
+        return 2 if key == self.key else 0
+
+
+def test_a_tail_that_would_be_copied_is_left_when_blocks_before_it_are_fetched() -> None:
+    world = World(device_blocks=5, host_blocks=8, retention=PinnedTail())
+    world.turn(T(10))
+    world.turn([1] * 16)
+    run = running(world, [*T(9), 1, 1])
+    assert (run.admission.host_tokens, run.admission.device_tokens) == (8, 0)
+    assert run.admission.copies == ()
+    world.drain(always(MoveOutcome.MISSING))
+    world.check()
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_tail_past_a_failed_block_is_given_back_as_it_was(ended: bool) -> None:
-    (*_, tail) = keys(World(), T(10))
-
-    class PinnedTail:
-        def rank(self, key: BlockHash, tier: Tier) -> int:
-            return 2 if key == tail else 0
-
+    tail = PinnedTail.key
     world = World(device_blocks=5, host_blocks=8, retention=PinnedTail())
     world.turn(T(10))
     world.turn([1] * 16)
@@ -301,6 +316,27 @@ def test_a_sequence_may_end_while_its_blocks_are_on_their_way() -> None:
     world.check()
     world.assert_idle()
     assert world.kv.match(world.chain(T(13))).device_tokens == 4
+
+
+def test_what_has_arrived_is_cached_when_its_sequence_ends_before_the_rest() -> None:
+    world = World(device_blocks=4, host_blocks=6, disk_blocks=20)
+    world.turn(T(10))
+    world.kv.request_clean(keys(world, T(10)))
+    world.make_room()
+    world.turn([1] * 8)
+    world.turn([2] * 16)
+    world.turn([3] * 8)
+    run = running(world, T(12))
+    assert (run.admission.host_tokens, run.admission.disk_tokens) == (8, 2)
+    (disk,) = (i for i, transfer in enumerate(world.pending) if transfer.src is Tier.DISK)
+    world.complete(disk)
+    world.finish(run)
+    world.check()
+    assert keys(world, T(10))[2] in world.device_keys()
+    world.drain()
+    world.check()
+    world.assert_idle()
+    assert set(keys(world, T(10))) <= world.device_keys()
 
 
 def test_a_tail_from_below_is_continued_and_its_old_record_dropped() -> None:
@@ -501,6 +537,30 @@ def test_what_is_forgotten_on_its_way_does_not_come_back() -> None:
     world.execute()
     world.finish(run)
     world.check()
+
+
+def test_what_is_forgotten_on_its_way_down_does_not_arrive() -> None:
+    world = World(device_blocks=4, host_blocks=4)
+    world.turn(T(16))
+    assert not world.stage(running(world, [1] * 4), 4)
+    (transfer,) = world.plan_transfers()
+    world.kv.forget([move.record.key for move in transfer.moves])
+    world.drain()
+    world.check()
+    assert counts(world, Tier.HOST) == (4, 0, 0, 0)
+    assert counts(world, Tier.DEVICE)[0] == 1
+
+
+def test_a_forgotten_tail_on_its_way_to_an_ended_sequence_is_let_go() -> None:
+    world = World(device_blocks=4, host_blocks=16)
+    world.turn(T(10))
+    crowd_out(world, T(10))
+    run = running(world, T(12))
+    world.kv.forget(keys(world, T(10)))
+    world.finish(run)
+    world.drain()
+    world.check()
+    assert not any(world.kv.tiers_of(key) for key in keys(world, T(10)))
 
 
 def test_a_record_written_after_it_was_forgotten_is_to_be_deleted() -> None:
