@@ -107,8 +107,9 @@ class Front:
 
     def on_bad_request(self, connection: bytes, request_id: int, error: SessionKVError) -> None:
         """Answer a request that could not be taken in; ``request_id`` -1 when it is unknown."""
-        if isinstance(error, DuplicateRequest):
-            request_id = -1  # the id's own request goes on undisturbed
+        state = self._connections.get(connection)
+        if state is not None and request_id in state.open_requests:
+            request_id = -1  # the open request of that id goes on undisturbed
         self.replies.append((connection, wire.Failure.of(request_id, error)))
 
     def on_disconnect(self, connection: bytes) -> None:

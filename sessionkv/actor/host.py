@@ -52,7 +52,8 @@ class EngineHost:
             "vocab_size": text.vocab_size,
         }
         info = EngineInfo(engine=engine_id, pid=os.getpid(), model=config.model, limits=limits)
-        self.front = Front(Writer(text, config.limits), config.limits, info)
+        writer = Writer(text, config.limits, built.parts.runner.max_model_len)
+        self.front = Front(writer, config.limits, info)
         self._core = Core(built.parts, built.inbox, sink)
         self._thread = threading.Thread(target=self._core.run, name="core", daemon=True)
 

@@ -6,19 +6,23 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sessionkv.actor.front import Front
 from sessionkv.actor.host import EngineHost
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import CoreMessage, CoreStopped
-from sessionkv.errors import ConnectionLost, RequestError
+from sessionkv.errors import ConnectionLost, RequestError, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_reply
 from sessionkv.ipc.outbox import Outbox
 from sessionkv.ipc.server import RouterServer
 
 _log = logging.getLogger(__name__)
+
+
+_READ_AT_ONCE = 256
 
 
 @dataclass(slots=True)
@@ -78,36 +82,44 @@ class SocketLoop:
         """Until core has stopped and its last words are sent."""
         next_tick = time.monotonic()
         while not self._stopped:
-            for connection, frames in self._server.poll(max(0.0, next_tick - time.monotonic())):
+            messages = self._server.poll(
+                max(0.0, next_tick - time.monotonic()), max_messages=_READ_AT_ONCE
+            )
+            polled = time.monotonic()
+            for connection, frames in messages:
                 self._receive(connection, frames)
             for message in self._mail.take():
                 self._front.on_core(message)
                 if isinstance(message, CoreStopped):
                     self._stopped = True
                     self.failed = message.error is not None
-            now = time.monotonic()
-            if now >= next_tick:
-                next_tick = now + self._limits.heartbeat_s / 2
-                self._tick(now)
+            # Silence is judged as of the poll, and only when it left nothing unread: what clients
+            # said while this thread was busy lies in the socket.
+            if polled >= next_tick and len(messages) < _READ_AT_ONCE:
+                next_tick = polled + self._limits.heartbeat_s / 2
+                self._tick(polled)
             self._host.pass_on()
-            self._send(now)
+            self._send(time.monotonic())
 
     def _receive(self, connection: bytes, frames: list[bytes]) -> None:
         now = time.monotonic()
         peer = self._peers.get(connection)
+        if peer is not None:
+            peer.heard_s = now
         try:
             request = decode_request(frames, self._limits)
         except RequestError as error:
-            # An answer costs nothing to keep for a stranger: it is sent at once or not at all.
-            self._send_now(connection, wire.Failure.of(error.request_id, error))
+            if peer is None:
+                self._refuse_stranger(connection, error.request_id, error)
+            else:
+                self._front.on_bad_request(connection, error.request_id, error)
             return
         if peer is None:
             if not isinstance(request, wire.Hello):
                 lost = ConnectionLost("this connection is not known here; say hello first")
-                self._send_now(connection, wire.Failure.of(request.id, lost))
+                self._refuse_stranger(connection, request.id, lost)
                 return
             peer = self._peers[connection] = _Peer(self._new_outbox(), now)
-        peer.heard_s = now
         if isinstance(request, wire.Bye):
             self._forget(connection)
             return
@@ -119,11 +131,10 @@ class SocketLoop:
     def _new_outbox(self) -> Outbox:
         return Outbox(self._limits.unread_events, timeout_s=self._limits.unread_timeout_s)
 
-    def _send_now(self, connection: bytes, reply: wire.Reply) -> None:
-        try:
-            self._server.send(connection, encode_reply(reply))
-        except ConnectionLost:
-            self._forget(connection)
+    def _refuse_stranger(self, connection: bytes, request_id: int, error: SessionKVError) -> None:
+        """Nothing is kept for a stranger: an answer is sent at once or not at all."""
+        with suppress(ConnectionLost):
+            self._server.send(connection, encode_reply(wire.Failure.of(request_id, error)))
 
     def _send(self, now: float) -> None:
         """Pass replies through each connection's credit and out, as far as there is room."""

@@ -28,7 +28,7 @@ from sessionkv.engine.messages import (
     TurnRendered,
     Verdict,
 )
-from sessionkv.errors import InvalidRequest, SessionKVError
+from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map, usage_to_map
 from sessionkv.text.follow import follow_ids
@@ -53,9 +53,10 @@ _MAX_ROOTS = 1024
 class Writer:
     """The front's text work for one model. One thread."""
 
-    def __init__(self, text: TextModel, limits: LimitsConfig) -> None:
+    def __init__(self, text: TextModel, limits: LimitsConfig, max_model_len: int) -> None:
         self._text = text
         self._limits = limits
+        self._max_model_len = max_model_len
         self._roots: OrderedDict[int, RootText] = OrderedDict()
         self._memory = ReplyMemory()
 
@@ -71,6 +72,8 @@ class Writer:
         """
         checked = check_system(system)
         tools_json = freeze_tools(tools, self._limits)
+        self._check_bytes("system", len((checked or "").encode()))
+        self._check_bytes("tools", len((tools_json or "").encode()))
         blob = pack({"system": checked, "tools": tools_json})
         no_tools = None if tools is None else b""
         return _digest(checked), _digest(tools_json) or no_tools, blob
@@ -86,6 +89,7 @@ class Writer:
         self._text.check_tokens(sampling.stop_token_ids, field="sampling.stop_token_ids")
         self._text.check_tokens(tuple(sampling.logit_bias), field="sampling.logit_bias")
         session = request.session if isinstance(request, wire.Turn) else None
+        self._check_length(request)
         ids = self._ids(turn, request)
         turn.stream = self._text.reply_stream(
             sampling.stop,
@@ -114,6 +118,26 @@ class Writer:
             use_cache=request.cache if isinstance(request, wire.Generate) else True,
             claim=turn.claim,
         )
+
+    def _check_length(self, request: wire.Turn | wire.Generate) -> None:
+        """Refuse what cannot fit before any work is done on it: others wait for this thread."""
+        if request.tokens is not None:
+            count, most = len(request.tokens), self._max_model_len
+            if count > most:
+                raise PromptTooLong(count, request.sampling.max_tokens, most)
+        elif request.messages is not None:
+            self._check_bytes("messages", sum(map(_content_bytes, request.messages)))
+        elif isinstance(request, wire.Turn):
+            self._check_bytes("text", len((request.text or "").encode()))
+        else:
+            self._check_bytes("prompt", len((request.prompt or "").encode()))
+
+    def _check_bytes(self, field: str, size: int) -> None:
+        """No tokenizer makes fewer tokens of a text than its bytes over its longest token's."""
+        most = self._max_model_len * self._text.max_token_bytes
+        if size > most:
+            allowed = f"at most {most} bytes: {self._max_model_len} tokens of the longest kind"
+            raise InvalidRequest(field, f"{size} bytes long", allowed)
 
     def _ids(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> Sequence[int] | None:
         """Ids of a raw turn or a generation; None for a chat turn, whose messages are noted."""
@@ -247,6 +271,14 @@ class Writer:
                 messages += [message.to_map() for message in load_messages(incoming)]
             messages.append(unpack(reply))
         return {k: v for k, v in value.items() if k != "nodes"} | {"messages": messages}
+
+
+def _content_bytes(message: Mapping[str, Any]) -> int:
+    """Bytes of a message's text, as it was sent."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return len(content.encode())
+    return sum(len(part["text"].encode()) for part in content or ())
 
 
 def _digest(value: str | None) -> bytes | None:

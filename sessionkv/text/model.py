@@ -71,6 +71,7 @@ class TextModel:
     Attributes:
         facts: Digests, BOS rule, vocabulary size, longest sequence.
         vocab_size: Ids from here on do not exist.
+        max_token_bytes: No token stands for more bytes of text.
         eos_ids: Every id that ends a reply.
         closing_id: The template's own end of turn; None where it has no single one.
         encoder: Encodes raw text.
@@ -91,6 +92,7 @@ class TextModel:
         self.vocab_size = facts.vocab_size
         self.eos_ids = frozenset(facts.eos_token_ids)
         self._vocabulary = Vocabulary(tokenizer)
+        self.max_token_bytes = self._vocabulary.max_token_bytes
         self._marks = marks = ControlMarks(self._vocabulary.control)
         self.encoder = Encoder(tokenizer, self._vocabulary, marks)
         self.speller = Speller(self._vocabulary, marks)

@@ -39,6 +39,7 @@ class Vocabulary:
         spellings: The same the other way round.
         visible: id -> bytes as a reader sees them; control tokens are empty.
         shown: id -> bytes with control tokens spelled out.
+        max_token_bytes: No token stands for more bytes of text.
         strips_space: The tokenizer puts a space before text; decoding from the start drops it.
     """
 
@@ -57,6 +58,9 @@ class Vocabulary:
         contents = {token_id: token.content.encode() for token_id, token in added.items()}
         hidden = contents | dict.fromkeys(self.spellings, b"")
         self.strips_space = rules.strips_space
+        self.max_token_bytes = max(
+            (len(token.encode()) for token in tokenizer.get_vocab()), default=1
+        )
         self.shown: Mapping[int, bytes] = _TokenBytes(tokenizer, rules, contents)
         self.visible: Mapping[int, bytes] = _TokenBytes(tokenizer, rules, hidden)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from pathlib import Path
@@ -11,12 +12,15 @@ import pytest
 import zmq
 
 import sessionkv
+from sessionkv import launch
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import ConfigError, ProtocolViolation
 from sessionkv.ipc.codec import decode_reply, decode_request
 from sessionkv.ipc.endpoint import socket_path
 from sessionkv.ipc.server import RouterServer
+from tests.builders.engine import greedy
 from tests.builders.fake_engine import short_endpoint
+from tests.builders.wire_client import WireClient
 
 ran: list[str] = []
 
@@ -75,3 +79,28 @@ def test_the_socket_is_local_and_the_users_own():
         assert socket_path(endpoint).parent.stat().st_mode & 0o777 == 0o700
     with pytest.raises(ConfigError):
         RouterServer("tcp://0.0.0.0:0", LimitsConfig())
+
+
+def test_a_live_engine_runs_nothing_and_lets_nobody_else_in(tmp_path):
+    with (
+        launch("checksum", store=tmp_path / "store") as engine,
+        WireClient(engine.endpoint) as wire,
+    ):
+        for value in EXTENSIONS:
+            for fields in ({"text": value}, {"text": "x", "unknown": [value]}, {value: 1}):
+                frame = {"v": 1, "t": "turn", "id": 1, "session": "a", **fields}
+                wire.socket.send(msgpack.packb(frame))
+                assert wire.receive()["code"] == "protocol_violation"
+        wire.socket.send(pickle.dumps(Payload()))
+        assert wire.receive()["code"] == "protocol_violation"
+        assert ran == []
+        path = socket_path(engine.endpoint)
+        lock = path.with_name(path.name + ".lock")
+        for private, mode in ((path, 0o600), (lock, 0o600), (path.parent, 0o700)):
+            assert (private.stat().st_mode & 0o777, private.stat().st_uid) == (mode, os.getuid())
+        client = engine.client()
+        client.open("a").turn("x", sampling=greedy(2))
+        client.flush()
+        for folder, _, files in os.walk(tmp_path / "store"):
+            for name in files:
+                assert os.stat(os.path.join(folder, name)).st_mode & 0o077 == 0, name

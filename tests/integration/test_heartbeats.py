@@ -1,0 +1,77 @@
+"""Who is taken for gone: a client that is silent, not one that waited while the engine was busy."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sessionkv import LimitsConfig
+from sessionkv.ipc import messages as m
+from tests.builders.engine import SocketEngine, engine_config, socket_engine
+from tests.builders.fake_engine import short_endpoint
+from tests.builders.wire_client import WireClient
+
+BEATS = LimitsConfig(heartbeat_s=0.1, missed_heartbeats=3)
+SILENCE_S = 0.3
+
+
+@pytest.fixture
+def engine() -> Iterator[SocketEngine]:
+    with short_endpoint() as endpoint:
+        folder = Path(endpoint.removeprefix("ipc://")).parent
+        with socket_engine(folder, engine_config(limits=BEATS)) as engine:
+            yield engine
+
+
+def test_welcome_says_how_often(engine: SocketEngine) -> None:
+    with WireClient(engine.endpoint) as client:
+        assert client.welcome is not None
+        assert client.welcome["limits"]["heartbeat_s"] == 0.1
+        assert client.welcome["limits"]["missed_heartbeats"] == 3
+
+
+def test_a_silent_client_is_forgotten_and_told_so(engine: SocketEngine) -> None:
+    with WireClient(engine.endpoint) as client:
+        while engine.loop._peers:
+            pass
+        assert client.call("stats", 1)["code"] == "connection_lost"
+        assert client.call("ping", 2)["code"] == "connection_lost"
+        assert client.call("hello", 3)["t"] == "welcome"
+        assert client.call("stats", 4)["t"] == "result"
+
+
+def test_any_message_is_a_sign_of_life(engine: SocketEngine) -> None:
+    with WireClient(engine.endpoint) as client:
+        end = time.monotonic() + 3 * SILENCE_S
+        number = 1
+        while time.monotonic() < end:
+            assert client.call("stats", number)["t"] == "result"
+            number += 1
+
+
+def test_a_busy_engine_takes_nobody_for_gone_who_spoke_meanwhile(engine: SocketEngine) -> None:
+    """Several silences long one request keeps the thread that listens."""
+    busy, done = threading.Event(), threading.Event()
+    on_request = engine.loop._front.on_request
+
+    def slow(connection: bytes, request: m.Request) -> None:
+        if isinstance(request, m.Info):
+            busy.set()
+            assert done.wait(30)
+        on_request(connection, request)
+
+    engine.loop._front.on_request = slow  # type: ignore[method-assign]
+    with WireClient(engine.endpoint) as slow_one, WireClient(engine.endpoint) as other:
+        slow_one.send("info", 1, session="a")
+        assert busy.wait(30)
+        heard = engine.loop._peers
+        before = {connection: peer.heard_s for connection, peer in heard.items()}
+        while time.monotonic() < max(before.values()) + 2 * SILENCE_S:
+            for client in (other, slow_one):
+                client.send("ping", 9)
+            time.sleep(0.01)  # only the clock can make a silence
+        done.set()
+        assert other.call("stats", 10)["t"] == "result"
+        assert slow_one.until(1)[-1]["code"] == "session_not_found"
