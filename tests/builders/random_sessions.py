@@ -4,6 +4,7 @@ Every worker thread owns its sessions, so it knows each one's log exactly whatev
 what is shared is the engine: its device blocks, tiers, prefixes and steps. Seeded by worker.
 """
 
+import contextlib
 import random
 import threading
 from collections import Counter
@@ -176,7 +177,21 @@ class _Worker:
             self._check_info(it)
 
     def _delete(self, it: _Conversation) -> None:
-        self.client.delete(it.name)
+        """Delete a session at rest, or with a turn of it somewhere on its way."""
+        if self.rng.random() < 0.5:
+            self.client.delete(it.name)
+        else:
+            delta, sampling = self._delta(it), self._sampling()
+            stream = self.client.session(it.name).stream(tokens=delta, sampling=sampling)
+            with contextlib.suppress(TurnError):
+                if self.rng.random() < 0.5:
+                    next(stream, None)
+            self.client.delete(it.name)
+            with contextlib.suppress(TurnError):
+                for _ in stream:
+                    pass
+            if stream.result is not None:
+                self._check([*it.log, *delta], sampling, stream.result)
         self.sessions.remove(it)
         self._open()
 

@@ -107,9 +107,8 @@ PRESSED = Mix(max_tokens=40, max_delta=20, max_log=100, cancel=0.15, keep=0.15, 
 def test_preempted_turns_go_on(store: Path) -> None:
     config = engine_config(store, blocks=48, host_blocks=30, disk_bytes=32 * MIB)
     with open_engine(config) as engine:
-        tally, logs = run_sessions(engine, seed=6, sessions=16, turns=20, mix=PRESSED)
+        _, logs = run_sessions(engine, seed=6, sessions=16, turns=20, mix=PRESSED)
         assert engine.stats()["preemptions"] > 10
-        assert tally.recomputed_tokens > 0
         engine.assert_ledger()
         assert_logs(engine, logs)
 
