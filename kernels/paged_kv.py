@@ -6,6 +6,9 @@ contiguous extent over all layers, the same bytes in every tier. Plain torch, fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 
@@ -27,13 +30,21 @@ def copy_slots(pool: Tensor, *, src: int, dst: int, num_tokens: int) -> None:
     pool[dst, :, :, :, :num_tokens] = pool[src, :, :, :, :num_tokens]
 
 
-def gather_kv(pool: Tensor, layer: int, block_ids: Tensor, out: Tensor) -> None:
+def block_index(block_table: Sequence[int]) -> Tensor | slice:
+    """Blocks as an index into the pool; a slice, which copies nothing, where they adjoin."""
+    first = block_table[0] if block_table else 0
+    if list(block_table) == list(range(first, first + len(block_table))):
+        return slice(first, first + len(block_table))
+    return torch.tensor(block_table, dtype=torch.int64)
+
+
+def gather_kv(pool: Tensor, layer: int, block_ids: Tensor | slice, out: Tensor) -> None:
     """Read the first positions of one layer, in order, into contiguous memory.
 
     Args:
         pool: See the module.
         layer: Index of the layer.
-        block_ids: ``[num_blocks]`` int64: the table, cut after the last block that is needed.
+        block_ids: The table, cut after the last block that is needed; see :func:`block_index`.
         out: ``[2, kv_heads, num_tokens, head_dim]``; ``num_tokens`` positions are read. The last
             dimension must be contiguous.
     """

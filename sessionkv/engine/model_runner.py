@@ -101,8 +101,8 @@ class ModelRunner:
 
     @property
     def pool_bytes(self) -> int:
-        """Memory of the pool, and of the mirrors as they are now."""
-        return len(self._memory) + self._mirrors.used_bytes
+        """Memory of the pool, and of the mirrors with what is kept for the next ones."""
+        return len(self._memory) + self._mirrors.held_bytes
 
     def block_view(self, block_id: int) -> memoryview:
         """Writable bytes of one block's extent; see :class:`~sessionkv.engine.runner.Runner`."""

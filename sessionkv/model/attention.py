@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sessionkv.kernels.paged_kv import gather_kv, write_kv
+from sessionkv.kernels.paged_kv import block_index, gather_kv, write_kv
 from sessionkv.model.mirror import Mirror
 
 # New tokens from which two passes beat one with a mask (measured on 2 cores, 1,000 to 2,000 keys).
@@ -30,8 +30,9 @@ class Segment:
         row: Row of the first of them.
         num_rows: How many.
         start: Position of the first.
-        block_ids: ``[num_blocks]`` int64: the table as far as this step reads blocks; empty when
-            the mirror already holds the history.
+        block_ids: The table as far as this step reads blocks, as an index into the pool
+            (:func:`~sessionkv.kernels.paged_kv.block_index`); of no block when the mirror already
+            holds the history.
         mirror: The sequence's mirror, with room for its new tokens, or None.
         masks: Window -> mask of :func:`causal_mask`, for each window among the model's layers.
     """
@@ -39,7 +40,7 @@ class Segment:
     row: int
     num_rows: int
     start: int
-    block_ids: Tensor
+    block_ids: Tensor | slice
     mirror: Mirror | None
     masks: Mapping[int | None, Tensor | None]
 
@@ -84,7 +85,7 @@ def make_segment(
         row=row,
         num_rows=num_rows,
         start=start,
-        block_ids=torch.tensor(block_table[: -(-num_read // block_size)], dtype=torch.int64),
+        block_ids=block_index(block_table[: -(-num_read // block_size)]),
         mirror=mirror,
         masks={window: causal_mask(start, num_rows, window) for window in windows},
     )

@@ -161,7 +161,9 @@ def fetch_from_hub(repo: str, *, offline: bool, progress: ProgressSink) -> Path:
         progress(Progress("download", done, total, "bytes"))
         return config.parent
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ModelNotFound(
-            f"{repo} could not be fetched from the hub ({type(error).__name__}); {FOLDER_ADVICE}",
-            repo=repo,
-        ) from None
+        reason = (
+            "is not here yet and offline is set"
+            if offline
+            else f"could not be fetched from the hub ({type(error).__name__})"
+        )
+        raise ModelNotFound(f"{repo} {reason}; {FOLDER_ADVICE}", repo=repo) from None

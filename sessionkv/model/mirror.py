@@ -1,9 +1,10 @@
 """Contiguous copies of the KV of running sequences, so that a step reads no block twice.
 
 The pool of blocks is the truth; a mirror only follows it. It is filled from the blocks once when
-its sequence joins the batch, gets every token right after the pool got it, and is freed when the
-sequence leaves. Nothing is ever spilled from a mirror. Their memory is bounded: a sequence that
-gets none reads its blocks instead, which is slower and equally right.
+its sequence joins the batch, gets every token right after the pool got it, and is given back when
+the sequence leaves. Nothing is ever spilled from a mirror. Their memory is bounded: a sequence that
+gets none reads its blocks instead, which is slower and equally right. Memory given back is kept for
+the next mirror, whose filling then waits for no fresh pages; its content means nothing any more.
 """
 
 from __future__ import annotations
@@ -54,12 +55,18 @@ class MirrorPool:
         self._max_tokens = max_tokens
         self._shape = (num_layers, 2, kv_heads, head_dim)
         self._budget_bytes = budget_bytes
-        self._used_bytes = 0
+        self._held_bytes = 0
+        self._spares: list[Tensor] = []
 
     @property
     def used_bytes(self) -> int:
         """Memory of all mirrors now."""
-        return self._used_bytes
+        return self._held_bytes - sum(spare.nbytes for spare in self._spares)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all mirrors, and of what is kept for the next ones."""
+        return self._held_bytes
 
     def create(self, num_tokens: int) -> Mirror | None:
         """A mirror with room for at least that many tokens; None when the budget is spent."""
@@ -80,27 +87,35 @@ class MirrorPool:
             return False
         valid = mirror.num_tokens
         data[:, :, :, :valid] = mirror.data[:, :, :, :valid]
-        self._used_bytes -= mirror.data.nbytes
+        self._spares.append(mirror.data)
         mirror.data = data
         return True
 
     def release(self, mirror: Mirror) -> None:
-        """Take a mirror back; its memory is freed.
+        """Take a mirror back; its memory waits for the next one.
 
         Raises:
             SessionKVError: It was released before.
         """
         if mirror.capacity == 0:
             raise SessionKVError("a mirror was released twice")
-        self._used_bytes -= mirror.data.nbytes
+        self._spares.append(mirror.data)
         mirror.data = mirror.data.new_empty((*self._shape[:3], 0, self._shape[3]))
         mirror.num_tokens = 0
 
     def _allocate(self, num_tokens: int) -> Tensor | None:
+        """Spare memory that is not much too large, else new memory within the budget."""
         layers, two, heads, head_dim = self._shape
         capacity = -(-num_tokens // _ROUND_TOKENS) * _ROUND_TOKENS
+        fitting = [s for s in self._spares if capacity <= s.shape[3] <= 2 * capacity]
+        if fitting:
+            best = min(fitting, key=lambda spare: spare.shape[3])
+            self._spares = [spare for spare in self._spares if spare is not best]
+            return best
         nbytes = layers * two * heads * capacity * head_dim * 4
-        if self._used_bytes + nbytes > self._budget_bytes:
+        while self._spares and self._held_bytes + nbytes > self._budget_bytes:
+            self._held_bytes -= self._spares.pop(0).nbytes
+        if self._held_bytes + nbytes > self._budget_bytes:
             return None
-        self._used_bytes += nbytes
+        self._held_bytes += nbytes
         return torch.empty((layers, two, heads, capacity, head_dim))

@@ -29,9 +29,9 @@ def texts(findings: list[Finding], topic: str) -> list[str]:
 def test_size_up_counts_weights_kv_and_tokens() -> None:
     found = list(size_up(CONFIG, SPEC, MachineMemory(2**34, 2**40)))
     assert [finding for finding in found if finding.advice] == []
-    # 2 layers of (64*(4+2)*16*2 + 3*64*128) and 1000*64, in fp32.
+    # 2 layers of (64*(4+2)*16*2 + 3*64*128) and 1000*64 twice, in fp32.
     assert texts(found, "model") == [
-        "m: llama, 2 layers, window 512 tokens, weights 538.0 KiB in fp32"
+        "m: llama, 2 layers, window 512 tokens, weights 788.0 KiB in fp32"
     ]
     # 2 layers * (K, V) * 2 heads * 16 * 4 bytes.
     assert texts(found, "KV") == ["512 B a token, 8.0 KiB a block of 16"]
@@ -41,9 +41,9 @@ def test_size_up_counts_weights_kv_and_tokens() -> None:
 
 
 def test_size_up_says_when_the_weights_do_not_fit() -> None:
-    found = list(size_up(CONFIG, SPEC, MachineMemory(600 * 1024, 2**40)))
+    found = list(size_up(CONFIG, SPEC, MachineMemory(900 * 1024, 2**40)))
     [problem] = [finding for finding in found if finding.advice]
-    assert problem.text == "the weights need 538.0 KiB of 600.0 KiB available"
+    assert problem.text == "the weights need 788.0 KiB of 900.0 KiB available"
 
 
 def test_size_up_says_that_the_window_shrinks() -> None:
@@ -61,7 +61,16 @@ def test_size_up_refuses_a_window_that_the_model_has_not() -> None:
 def test_missing_model_is_a_finding() -> None:
     [finding] = list(check_model(replace(CONFIG, model="/nonexistent/model.gguf")))
     assert finding.text.startswith("/nonexistent/model.gguf does not exist")
-    assert finding.advice
+    assert finding.advice == "Name a model that is here."
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_model_not_fetched_yet_is_a_finding(tmp_path: Path, offline: bool) -> None:
+    config = replace(CONFIG, model="smollm2-135m", model_cache=tmp_path, offline=offline)
+    [finding] = list(check_model(config))
+    assert finding.text.startswith("smollm2-135m is not here yet")
+    assert ("offline is set" in finding.text) == offline
+    assert ("`sessionkv serve` fetches it" in finding.advice) != offline
 
 
 def test_store_open_to_others_is_a_finding(tmp_path: Path) -> None:

@@ -73,13 +73,16 @@ def test_interrupt_exits_130(command: types.ModuleType) -> None:
     assert main(["stats"]) == 130
 
 
-def test_reader_that_left_is_no_error() -> None:
+@pytest.mark.parametrize(
+    "write", ["sys.stdout.write('x' * 100 + chr(10))", "output.stdout().print('x' * 100)"]
+)
+def test_reader_that_left_is_no_error(write: str) -> None:
     script = (
         "import sys, types\n"
-        "from sessionkv.cli import main as cli\n"
+        "from sessionkv.cli import main as cli, output\n"
         "module = types.ModuleType('stats')\n"
         "def run(args):\n"
-        "    for _ in range(100_000): sys.stdout.write('x' * 100 + chr(10))\n"
+        f"    for _ in range(10_000): {write}\n"
         "    return 0\n"
         "module.run = run\n"
         "sys.modules['sessionkv.cli.stats'] = module\n"
@@ -144,9 +147,12 @@ def test_config_show_says_where_values_came_from(
     ("argv", "message"),
     [
         (["--set", "nonsense"], "--set is 'nonsense'; allowed: KEY=VALUE"),
-        (["--set", "cache.bogus=1"], "cache.bogus is '1'; allowed: one of"),
+        (
+            ["--set", "cache.bogus=1"],
+            "name of a field is 'cache.bogus'; allowed: one of cache.block_size, ",
+        ),
         (["--set", "model=x", "--set", "model.y=1"], "--set is 'model.y'; allowed: a table"),
-        (["--host-bytes", "lots"], "cache.host_bytes is 'lots'; allowed: a number"),
+        (["--host-bytes", "lots"], "cache.host_bytes is 'lots'; allowed: a whole number of bytes"),
         (["--config", "/nonexistent.toml"], "config is '/nonexistent.toml'; allowed: a readable"),
     ],
 )

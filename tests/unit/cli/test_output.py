@@ -5,43 +5,6 @@ import pytest
 from rich.console import Console
 
 from sessionkv.cli import output
-from sessionkv.types import CacheReport, MissReason, MissReport
-
-
-def report(**changes: object) -> CacheReport:
-    values = {
-        "prompt_tokens": 2045, "device_tokens": 1984, "host_tokens": 16, "disk_tokens": 0,
-        "computed_tokens": 45, "ttft_ms": 310.4, "decode_tokens_per_s": 42.123,
-    } | changes  # fmt: skip
-    return CacheReport(**values)
-
-
-def test_cache_line_names_every_source_and_the_sum() -> None:
-    assert output.cache_line(report()) == (
-        "prompt 2,045 = 1,984 device + 16 host + 0 disk + 45 computed"
-        " · first token 310 ms · 42.1 tok/s · no miss"
-    )
-
-
-def test_cache_line_counts_work_done_again_apart() -> None:
-    line = output.cache_line(report(recomputed_tokens=64, decode_tokens_per_s=0.0))
-    assert line.endswith("first token 310 ms · 64 recomputed · no miss")
-
-
-@pytest.mark.parametrize(
-    ("miss", "text"),
-    [
-        (MissReport(), "no miss"),
-        (MissReport(MissReason.FIRST_TURN, token=0), "miss: first_turn"),
-        (MissReport(MissReason.EVICTED, token=1200), "miss: evicted from token 1,200"),
-        (
-            MissReport(MissReason.HISTORY_EDITED, token=7, turn=2, expected="red", found="blue"),
-            "miss: history_edited from token 7 (turn 2), 'red' became 'blue'",
-        ),
-    ],
-)
-def test_miss_text_says_reason_place_and_difference(miss: MissReport, text: str) -> None:
-    assert output.miss_text(report(miss=miss)) == text
 
 
 @pytest.mark.parametrize(
@@ -61,6 +24,16 @@ def test_size(value: float | None, text: str) -> None:
 )
 def test_duration(value: float | None, text: str) -> None:
     assert output.duration(value) == text
+
+
+def test_count_has_a_singular() -> None:
+    assert [output.count(n, "turn") for n in (0, 1, 2000)] == ["0 turns", "1 turn", "2,000 turns"]
+
+
+def test_nothing_is_folded_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "n" * 300
+    output.stdout().print(output.table(("session", ">turns"), [(name, 1)]))
+    assert capsys.readouterr().out.splitlines()[1].split() == [name, "1"]
 
 
 def test_one_line_cannot_steer_the_terminal() -> None:

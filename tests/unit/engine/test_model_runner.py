@@ -206,11 +206,14 @@ def test_growth_past_the_mirror_budget_falls_back_to_blocks(tiny: PreparedModel)
     assert mirrored == small.num_blocks * small.geometry.block_bytes + 128 * token_bytes
 
 
-def test_mirrors_are_given_back(tiny: PreparedModel) -> None:
+def test_mirrors_are_given_back_and_their_memory_serves_the_next(tiny: PreparedModel) -> None:
     runner = make_runner(tiny, block_size=B)
-    empty = runner.pool_bytes
+    assert runner.pool_bytes == runner.num_blocks * runner.geometry.block_bytes
     greedy(runner, tokens(85, 13), 5)
-    assert runner.pool_bytes == empty == runner.num_blocks * runner.geometry.block_bytes
+    after_one = runner.pool_bytes
+    for seed in range(3):
+        greedy(runner, tokens(80 + seed, seed), 5)
+    assert runner.pool_bytes == after_one
 
 
 def test_a_growing_mirror_keeps_its_history(tiny: PreparedModel) -> None:

@@ -27,6 +27,14 @@ def test_three_silent_heartbeats_are_a_loss_and_any_message_counts():
     assert link.due(5.0) is Due.LOSE
 
 
+def test_silence_while_this_process_stood_still_is_not_the_engines():
+    link = ready()
+    link.heard(2.0)
+    link.overslept(60.0)
+    assert link.due(64.9) is Due.PING
+    assert link.due(65.0) is Due.LOSE
+
+
 def test_a_greeting_without_welcome_is_a_loss():
     link = Link(reconnect_s=30.0)
     link.greeted(10.0)

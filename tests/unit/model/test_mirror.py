@@ -62,3 +62,20 @@ def test_a_second_release_raises() -> None:
     mirrors.release(mirror)
     with pytest.raises(SessionKVError, match="twice"):
         mirrors.release(mirror)
+
+
+def test_memory_given_back_serves_the_next_mirror_and_makes_room_for_a_larger_one() -> None:
+    mirrors = pool(400)
+    first = mirrors.create(200)
+    assert first is not None
+    memory = first.data.data_ptr()
+    mirrors.release(first)
+    assert (mirrors.used_bytes, mirrors.held_bytes) == (0, 256 * TOKEN_BYTES)
+    second = mirrors.create(130)
+    assert second is not None
+    assert second.data.data_ptr() == memory
+    assert (second.num_tokens, mirrors.held_bytes) == (0, 256 * TOKEN_BYTES)
+    mirrors.release(second)
+    third = mirrors.create(380)
+    assert third is not None
+    assert (third.capacity, mirrors.held_bytes) == (384, 384 * TOKEN_BYTES)
