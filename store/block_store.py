@@ -28,6 +28,7 @@ from sessionkv.errors import StoreError
 from sessionkv.store.block_index import Entry, open_index
 from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
 from sessionkv.store.directory import StoreDirectory
+from sessionkv.store.environment import opening
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.record import (
     HEADER_BYTES,
@@ -89,7 +90,7 @@ class BlockStore:
             clock: Monotonic seconds.
 
         Raises:
-            StoreUnavailable: The index cannot be opened.
+            StoreUnavailable: It cannot be opened, or a new one not be made.
         """
         directory.check_process()
         self._directory = directory
@@ -110,16 +111,17 @@ class BlockStore:
             "slot_bytes": self._layout.slot_bytes,
             "block_size": geometry.block_size,
         }
-        self._index = open_index(folder, layout, cap_bytes=cap_bytes)
-        self._segments = SegmentFiles(folder, self._layout.slot_bytes)
-        self._space = Space(
-            folder,
-            self._index,
-            self._segments,
-            slot_bytes=self._layout.slot_bytes,
-            cap_bytes=cap_bytes,
-            is_pinned=is_pinned,
-        )
+        with opening(folder):
+            self._index = open_index(folder, layout, cap_bytes=cap_bytes)
+            self._segments = SegmentFiles(folder, self._layout.slot_bytes)
+            self._space = Space(
+                folder,
+                self._index,
+                self._segments,
+                slot_bytes=self._layout.slot_bytes,
+                cap_bytes=cap_bytes,
+                is_pinned=is_pinned,
+            )
         self._trim()
         if not self._space.fits_one():
             self._off_reason = f"the cap of {cap_bytes} bytes has no room for a record"

@@ -1,15 +1,18 @@
 """Opening and growing LMDB environments safely; shared by the journal and the block index.
 
 Invariants: no writemap; a data file that LMDB could not read without crashing the process is moved
-aside before LMDB maps it; the map grows only while no transaction is open, which the callers ensure
-by using one environment from one thread at a time. Knows nothing of what is stored.
+aside before LMDB maps it; the lock file, which LMDB writes through a map, has its disk space before
+that; the map grows only while no transaction is open, which the callers ensure by using one
+environment from one thread at a time. Knows nothing of what is stored.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +27,8 @@ _T = TypeVar("_T")
 # The structural check reads about 32 MB/s. Larger files get only the check of their size.
 VERIFY_LIMIT_BYTES = 64 * 1024**2
 _MAP_LIMIT_BYTES = 2**46
+# Of the lock file: its header, and one slot for each reader but the first, who is in the header.
+_LOCK_HEADER_BYTES, _READER_BYTES = 192, 64
 _MAGIC = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
 
 
@@ -49,6 +54,7 @@ def open_environment(
     known = data.stat().st_size if data.exists() else None
 
     def opened() -> lmdb.Environment:
+        _allocate_lock(path, max_readers)
         return lmdb.open(
             str(path),
             map_size=max(map_bytes, 2 * (known or 0)),
@@ -57,7 +63,7 @@ def open_environment(
             mode=0o600,
         )
 
-    try:
+    with opening(path):
         moved = None
         damage = None if known is None else _damage(data)
         env = None if damage else opened()
@@ -68,9 +74,20 @@ def open_environment(
             known = None
             env = opened()
         env.reader_check()  # frees the slots of readers that were killed
-    except (lmdb.Error, OSError) as error:
-        raise StoreUnavailable(f"the database {path} cannot be opened: {error}") from error
     return env, moved
+
+
+@contextmanager
+def opening(path: Path) -> Iterator[None]:
+    """Around whatever opens ``path``: an error of the disk becomes one of the store.
+
+    Raises:
+        StoreUnavailable: In its place.
+    """
+    try:
+        yield
+    except (lmdb.Error, OSError) as error:
+        raise StoreUnavailable(f"{path} cannot be opened: {error}") from error
 
 
 def begin_read(env: lmdb.Environment) -> lmdb.Transaction:
@@ -101,6 +118,18 @@ def write(env: lmdb.Environment, work: Callable[[lmdb.Transaction], _T]) -> _T:
                 raise
             # No transaction is open here: ours was aborted, and this thread has no other.
             env.set_mapsize(2 * size)
+
+
+def _allocate_lock(path: Path, max_readers: int) -> None:
+    """Writing to a mapped file that has no disk space is a SIGBUS, not an error; so ask before.
+
+    The size is LMDB's own: it takes a larger file for one with more readers.
+    """
+    fd = os.open(path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, _LOCK_HEADER_BYTES + _READER_BYTES * (max_readers - 1))
+    finally:
+        os.close(fd)
 
 
 def _damage(data: Path) -> str | None:

@@ -25,7 +25,7 @@ import xxhash
 
 from sessionkv.errors import StoreError, StoreUnavailable
 from sessionkv.store.directory import StoreDirectory, disk_bytes
-from sessionkv.store.environment import begin_read, open_environment, write
+from sessionkv.store.environment import begin_read, open_environment, opening, write
 from sessionkv.types import (
     DeleteHead,
     DeleteKey,
@@ -71,9 +71,11 @@ class Journal:
             directory.journal_path, max_dbs=4, map_bytes=map_bytes, max_readers=max_readers
         )
         self.damaged_records = 0
-        self._nodes, self._heads, self._keys, self._meta = (
-            self._env.open_db(name) for name in (b"nodes", b"heads", b"keys", b"meta")
-        )
+        with opening(directory.journal_path):
+            self._nodes, self._heads, self._keys, self._meta = (
+                self._env.open_db(name) for name in (b"nodes", b"heads", b"keys", b"meta")
+            )
+            self._file = self._file_id()
 
     def load(self) -> JournalState:
         """Read everything; O(journal). What is damaged is left out, counted and logged.
@@ -113,9 +115,11 @@ class Journal:
 
         Raises:
             StoreError: An operation cannot be stored, or use in a fork; nothing was written.
-            StoreUnavailable: The disk is full or failed; nothing was written.
+            StoreUnavailable: The disk is full or failed, or the file was removed; nothing was
+                written.
         """
         self._directory.check_process()
+        self._check_still_there()
         ops = [op for batch in batches for op in batch]
 
         def work(txn: lmdb.Transaction) -> None:
@@ -136,6 +140,20 @@ class Journal:
     def close(self) -> None:
         """Close the environment; harmless when done already."""
         self._env.close()
+
+    def _check_still_there(self) -> None:
+        """What is written to a file without a name is gone at the next start."""
+        path = self._directory.journal_path
+        try:
+            found = self._file_id()
+        except OSError as error:
+            raise StoreUnavailable(f"the journal {path} is gone: {error}") from error
+        if found != self._file:
+            raise StoreUnavailable(f"the journal {path} was replaced by another")
+
+    def _file_id(self) -> tuple[int, int]:
+        found = (self._directory.journal_path / "data.mdb").stat()
+        return found.st_dev, found.st_ino
 
     def _apply(self, txn: lmdb.Transaction, op: JournalOp) -> None:
         match op:

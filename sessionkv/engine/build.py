@@ -6,6 +6,7 @@ whatever fails later gives back what was opened before it.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,6 +29,7 @@ from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.runner import Runner
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.sizing import MemoryPlan, measure, plan_memory
+from sessionkv.errors import StoreUnavailable
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.gates import OPEN_GATES, Gates
@@ -36,6 +38,8 @@ from sessionkv.store.worker import StoreWorker
 from sessionkv.text.builtin import BYTE_VOCAB_SIZE, write_byte_text
 from sessionkv.text.folder import read_text_facts
 from sessionkv.types import Tier
+
+_log = logging.getLogger(__name__)
 
 CHECKSUM_MODEL = "checksum"
 CHECKSUM_MAX_LEN = 131_072
@@ -88,7 +92,7 @@ def build_engine(
         gates: Points where tests hold the store's and the movers' threads.
 
     Raises:
-        StoreInUse, StoreUnavailable: The store directory cannot be had.
+        StoreInUse, StoreUnavailable: The store directory or its journal cannot be had.
         ModelError: The model cannot be had.
         ConfigError: The configuration does not fit this machine.
     """
@@ -139,10 +143,15 @@ def _build_parts(
     attach_loaded(tree, root, block_size)
     blocks = None
     if disk_bytes:
-        blocks = BlockStore(
-            directory, root, geometry, cap_bytes=disk_bytes, is_pinned=retention.pinned_on_disk,
-            gates=gates,
-        )  # fmt: skip
+        try:
+            blocks = BlockStore(
+                directory, root, geometry, cap_bytes=disk_bytes, is_pinned=retention.pinned_on_disk,
+                gates=gates,
+            )  # fmt: skip
+        except StoreUnavailable as error:
+            # The conversations are in the journal: without their KV they are slower, no more.
+            _log.warning("the disk tier is off until the next start: %s", error)
+            disk_bytes = 0
     store = StoreWorker(journal, blocks, inbox, gates=gates)
     stack.callback(store.close, config.limits.drain_s)
     arena = HostArena(num_host_blocks, geometry.block_bytes)
