@@ -81,6 +81,7 @@ class SocketTransport:
         self._waiting: deque[bytes] = deque()
         self._pid = os.getpid()
         self._next_own_id = OWN_IDS + 1
+        self._next_due_s = 0.0
         self._closing = False
         self._dead: SessionKVError | None = None
         self._sink: ReplySink
@@ -143,6 +144,7 @@ class SocketTransport:
         self._poller = zmq.Poller()
         self._poller.register(self._waker.fd, zmq.POLLIN)
         self._socket = self._connect()
+        self._next_due_s = time.monotonic()
         try:
             while not self._closing and self._dead is None:
                 self._step()
@@ -161,11 +163,12 @@ class SocketTransport:
     def _step(self) -> None:
         """Wait for something to do and do it.
 
-        What arrived is read before silence is judged: after a stall of this process the engine's
-        heartbeats lie in the socket.
+        What arrived is read before silence is judged, and silence counts only while this process
+        ran: after a stall the engine's answers lie in the socket, or nothing was asked.
         """
-        wait_ms = math.ceil(self._link.wait_s(time.monotonic()) * 1000)
-        ready = dict(self._poller.poll(wait_ms))
+        wait_ms = math.ceil((self._next_due_s - time.monotonic()) * 1000)
+        ready = dict(self._poller.poll(max(0, wait_ms)))
+        self._link.overslept(max(0.0, time.monotonic() - self._next_due_s))
         if self._waker.fd in ready:
             self._waker.clear()
         if ready.get(self._socket, 0) & zmq.POLLIN:
@@ -173,6 +176,8 @@ class SocketTransport:
         self._beat(time.monotonic())
         if self._waiting and self._link.phase is Phase.READY:
             self._flush()
+        now_s = time.monotonic()
+        self._next_due_s = now_s + self._link.wait_s(now_s)
 
     def _connect(self) -> zmq.Socket[bytes]:
         """A new socket, so a new identity, with a hello on its way."""

@@ -83,6 +83,10 @@ class Link:
         """Something came from the engine."""
         self._heard_s = now_s
 
+    def overslept(self, seconds: float) -> None:
+        """This process stood still for so long: nobody was asked then, so silence says nothing."""
+        self._heard_s += seconds
+
     def pinged(self, now_s: float) -> None:
         """A ping was sent."""
         self._next_ping_s = now_s + self._heartbeat_s

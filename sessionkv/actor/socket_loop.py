@@ -96,6 +96,7 @@ class SocketLoop:
             # Silence is judged as of the poll, and only when it left nothing unread: what clients
             # said while this thread was busy lies in the socket.
             if polled >= next_tick and len(messages) < _READ_AT_ONCE:
+                self._overslept(polled, polled - next_tick)
                 next_tick = polled + self._limits.heartbeat_s / 2
                 self._tick(polled)
             self._host.pass_on()
@@ -167,6 +168,11 @@ class SocketLoop:
             return
         peer.outbox.put_back(replies)
         peer.blocked = True
+
+    def _overslept(self, now: float, seconds: float) -> None:
+        """This process stood still, so maybe the clients' too: that was nobody's silence."""
+        for peer in self._peers.values():
+            peer.heard_s = min(now, peer.heard_s + seconds)
 
     def _tick(self, now: float) -> None:
         silence_s = self._limits.heartbeat_s * self._limits.missed_heartbeats

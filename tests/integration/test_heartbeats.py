@@ -1,5 +1,7 @@
 """Who is taken for gone: a client that is silent, not one that waited while the engine was busy."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -7,14 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from sessionkv import LimitsConfig
+from sessionkv import LimitsConfig, launch
 from sessionkv.ipc import messages as m
 from tests.builders.engine import SocketEngine, engine_config, socket_engine
 from tests.builders.fake_engine import short_endpoint
+from tests.builders.processes import script
 from tests.builders.wire_client import WireClient
 
 BEATS = LimitsConfig(heartbeat_s=0.1, missed_heartbeats=3)
 SILENCE_S = 0.3
+STREAMING = """
+import sys
+from sessionkv import Client, SamplingParams
+with Client(sys.argv[1]) as client:
+    sampling = SamplingParams(max_tokens=3000, ignore_eos=True)
+    for event in client.stream_generate("a", sampling=sampling):
+        if event.offset == 0:
+            print("streaming", flush=True)
+        if event.result is not None:
+            print(event.result.finish_reason.value, len(event.result.tokens))
+"""
 
 
 @pytest.fixture
@@ -75,3 +89,20 @@ def test_a_busy_engine_takes_nobody_for_gone_who_spoke_meanwhile(engine: SocketE
         done.set()
         assert other.call("stats", 10)["t"] == "result"
         assert slow_one.until(1)[-1]["code"] == "session_not_found"
+
+
+def test_a_machine_that_stood_still_parts_nobody() -> None:
+    """Stopped together and continued, as when a laptop sleeps: the stream goes on."""
+    with (
+        launch(config=engine_config(limits=BEATS, blocks=1024)) as engine,
+        script(STREAMING, engine.endpoint) as client,
+    ):
+        assert client.stdout is not None
+        assert client.stdout.readline() == "streaming\n"
+        pids = (client.pid, engine.pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4 * SILENCE_S)  # only the clock can make a silence
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        assert client.communicate(timeout=60)[0] == "length 3000\n"
