@@ -5,6 +5,7 @@
 The loop knows nothing of the engine but ``turn`` and ``fork``. It parses tool calls itself, in the
 form most small models are trained on: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 Branches share the KV of everything before the fork, so three plans do not cost three prompts.
+The default model is too small to use tools well; a larger one is named with ``--model``.
 """
 
 from __future__ import annotations

@@ -96,23 +96,13 @@ class Demo:
         for event in session.stream(text, sampling=self.sampling):
             CONSOLE.print(Text(event.text), end="")
             if event.result is not None:
-                CONSOLE.print(Text("\n" + report(event.result.cache), "dim"))
+                CONSOLE.print(Text(f"\n  {event.result.cache}", "dim"))
                 self.lines.append(Line(stage, session.name, event.result.cache))
 
 
 def shortened(text: str) -> str:
     """What is sent, cut to a line."""
     return text if len(text) <= 70 else text[:67] + "..."
-
-
-def report(cache: CacheReport) -> str:
-    """One turn's figures on a line."""
-    miss = cache.miss.reason.value
-    return (
-        f"  prompt {cache.prompt_tokens} = {cache.device_tokens} device + {cache.host_tokens} host"
-        f" + {cache.disk_tokens} disk + {cache.computed_tokens} computed"
-        f" | TTFT {cache.ttft_ms:.0f} ms | {cache.decode_tokens_per_s:.1f} tok/s | miss: {miss}"
-    )
 
 
 def heading(text: str) -> None:
@@ -133,8 +123,9 @@ def first_life(demo: Demo, engine: EngineProcess) -> None:
     branch = guide.fork("guide-b")
     demo.turn(branch, "And what if it snows?", stage="fork")
 
-    blocks = demo.config.cache.device_blocks
-    heading(f"3. Pressure: {len(GUESTS)} more conversations in {blocks} blocks")
+    cache = demo.config.cache
+    room = (cache.device_blocks or 0) * cache.block_size
+    heading(f"3. Pressure: {len(GUESTS)} more conversations, room for {room} tokens on the device")
     for trade in GUESTS:
         guest = client.open(trade, system=f"You are the {trade} of a small harbour town.")
         demo.turn(guest, NEWS, stage="pressure")

@@ -181,7 +181,7 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
     kind = allowed[0]
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
-            raise ConfigError(name, value, "a table")
+            raise ConfigError(name, value, "a table of fields")
         return _build(kind, value, f"{name}.")
     if kind is bool:
         words = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
@@ -194,7 +194,7 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
         if isinstance(value, str):
             return _parse_number(name, kind, value)
         if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
-            raise ConfigError(name, value, f"a number ({kind.__name__})")
+            raise ConfigError(name, value, _number_words(name, kind))
         return kind(value)
     if not isinstance(value, str | Path):
         raise ConfigError(name, value, "a string")
@@ -212,7 +212,14 @@ def _parse_number(name: str, kind: type, text: str) -> Any:
     try:
         return kind(float(raw) * scale) if scale != 1 else kind(raw)
     except ValueError:
-        raise ConfigError(name, text, f"a number ({kind.__name__})") from None
+        raise ConfigError(name, text, _number_words(name, kind)) from None
+
+
+def _number_words(name: str, kind: type) -> str:
+    words = "a whole number" if kind is int else "a number"
+    if name.endswith("_bytes"):
+        words += " of bytes, or with a unit: KiB, MiB, GiB or TiB"
+    return words
 
 
 def _build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -220,7 +227,8 @@ def _build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
     known = {item.name for item in fields(cls)}
     for key in values:
         if key not in known:
-            raise ConfigError(f"{prefix}{key}", values[key], f"one of {', '.join(sorted(known))}")
+            names = ", ".join(f"{prefix}{name}" for name in sorted(known))
+            raise ConfigError("name of a field", f"{prefix}{key}", f"one of {names}")
     return cls(**{k: _convert(f"{prefix}{k}", hints[k], v) for k, v in values.items()})
 
 

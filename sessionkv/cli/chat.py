@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from sessionkv.cli import output
-from sessionkv.cli.chat_commands import HELP, ChatQuit, Commands
+from sessionkv.cli.chat_commands import HELP, ChatQuit, Commands, WrongUsage
 from sessionkv.cli.connect import connect
 from sessionkv.cli.settings import config_from
 from sessionkv.config import user_cache_dir
@@ -30,7 +30,10 @@ HISTORY_LINES = 1000
 
 
 def run(args: argparse.Namespace) -> int:
-    """Chat until end of input, ``/quit`` or Ctrl-C at an empty prompt."""
+    """Chat until end of input, ``/quit`` or Ctrl-C at an empty prompt.
+
+    Returns 1 when lines came from no terminal and one of them failed: nobody saw it.
+    """
     sampling = SamplingParams(
         temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed
     )
@@ -38,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
         client = _client(args, stack)
         chat = Chat(client, sampling)
         chat.commands.switch(args.session, system=args.system)
-        chat.loop()
-    return 0
+        return 0 if chat.loop() else 1
 
 
 def _client(args: argparse.Namespace, stack: ExitStack) -> Client:
@@ -71,8 +73,12 @@ class Chat:
         self._remarks = self._out if self._out.is_terminal else output.stderr()
         self.commands = Commands(client, self._remarks)
 
-    def loop(self) -> None:
-        """Answer line after line. Errors of one line are shown, and the next one is read."""
+    def loop(self) -> bool:
+        """Answer line after line; False when one failed that nobody typed.
+
+        Errors of one line are shown, and the next one is read.
+        """
+        all_well = True
         interactive = sys.stdin.isatty() and self._out.is_terminal
         lines = self._typed_lines() if interactive else iter(sys.stdin)
         if interactive:
@@ -87,9 +93,14 @@ class Chat:
                 else:
                     self._turn(text)
             except ChatQuit:
-                return
+                break
+            except WrongUsage as error:
+                self._remarks.print(f"usage: {error}", style="red", markup=False)
+                all_well = interactive
             except (RequestError, TurnError) as error:
                 self._remarks.print(f"{error.code}: {error.message}", style="red", markup=False)
+                all_well = interactive
+        return all_well
 
     def _typed_lines(self) -> Iterator[str]:
         """Lines from the terminal, with history and editing; ends at Ctrl-D or Ctrl-C."""
@@ -113,7 +124,7 @@ class Chat:
         self._out.print(reply.text[shown:], markup=False)
         if reply.finish_reason is FinishReason.CANCELLED:
             self._remarks.print("(stopped; the conversation keeps what you saw)", style="dim")
-        self._remarks.print(output.cache_line(reply.cache), style="dim", markup=False)
+        self._remarks.print(str(reply.cache), style="dim", markup=False)
 
     def _show(self, stream: TurnStream) -> int:
         """Print the events as they come; how many characters of the reply they were."""

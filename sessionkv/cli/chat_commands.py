@@ -28,6 +28,10 @@ class ChatQuit(Exception):
     """The user has had enough."""
 
 
+class WrongUsage(Exception):
+    """A command without what it needs; the text says how it is used."""
+
+
 class Commands:
     """Runs one command at a time on the current session."""
 
@@ -52,13 +56,14 @@ class Commands:
         self._session = self._client.open(name, system=system)
         turns = self._session.info().turns
         if turns:
-            self._say(f"resumed {output.one_line(name)} after {turns} turns")
+            self._say(f"resumed {output.one_line(name)} after {output.count(turns, 'turn')}")
 
     def run(self, line: str) -> None:
         """Carry out ``/command argument``.
 
         Raises:
             ChatQuit: On ``/quit``.
+            WrongUsage: An argument is missing or not a number.
             SessionKVError: As the engine answers.
         """
         command, _, argument = line[1:].partition(" ")
@@ -74,7 +79,8 @@ class Commands:
                 self._session = self.session.fork(_required(argument, "/fork NAME"))
                 self._say(f"now in {output.one_line(argument)}")
             case "rewind":
-                self._say(f"{self.session.rewind(turns=_count(argument)).turns} turns left")
+                left = self.session.rewind(turns=_count(argument)).turns
+                self._say(f"{output.count(left, 'turn')} left")
             case "pin":
                 self.session.pin(tier=argument or "host")
                 self._say(f"pinned to {argument or 'host'}")
@@ -94,7 +100,7 @@ class Commands:
 
 def _required(argument: str, usage: str) -> str:
     if not argument:
-        raise InvalidRequest("argument", argument, usage)
+        raise WrongUsage(usage)
     return argument
 
 
@@ -102,4 +108,4 @@ def _count(argument: str) -> int:
     try:
         return int(argument or "1")
     except ValueError:
-        raise InvalidRequest("argument", argument, "/rewind N, a number") from None
+        raise WrongUsage("/rewind N, a number") from None

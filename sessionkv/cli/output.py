@@ -1,4 +1,4 @@
-"""How things look in the terminal: numbers, the cache line, tables. Knows no engine."""
+"""How things look in the terminal: numbers, tables, JSON. Knows no engine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sessionkv.types import CacheReport, MissReason
+_FILE_WIDTH = 10_000
+"""Columns where nobody looks: names and paths in a pipe are never folded over lines."""
+
+
+class _Console(Console):
+    """Leaves a reader that went away to ``main``; rich would end the process with code 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Pass the error on."""
+        raise  # what rich is handling when it calls this
 
 
 def stdout() -> Console:
-    """Console on standard output; plain text where that is not a terminal."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Console on standard output; plain text of any width where that is not a terminal."""
+    return _console(sys.stdout.isatty(), stderr=False)
 
 
 def stderr() -> Console:
     """Console on standard error, for progress and remarks."""
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    return _console(sys.stderr.isatty(), stderr=True)
+
+
+def _console(is_terminal: bool, *, stderr: bool) -> Console:
+    width = None if is_terminal else _FILE_WIDTH
+    return _Console(stderr=stderr, highlight=False, soft_wrap=not is_terminal, width=width)
 
 
 def print_json(value: Any) -> None:
@@ -57,40 +71,14 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
+def count(number: int, noun: str) -> str:
+    """``1 turn``, ``2,000 turns``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def one_line(text: str) -> str:
     """Text with control characters escaped, so that a name cannot steer the terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def cache_line(report: CacheReport) -> str:
-    """Where the prompt came from, how fast it went and why anything was missed, on one line."""
-    parts = [
-        f"prompt {report.prompt_tokens:,} = {report.device_tokens:,} device"
-        f" + {report.host_tokens:,} host + {report.disk_tokens:,} disk"
-        f" + {report.computed_tokens:,} computed",
-        f"first token {report.ttft_ms:,.0f} ms",
-    ]
-    if report.decode_tokens_per_s:
-        parts.append(f"{report.decode_tokens_per_s:,.1f} tok/s")
-    if report.recomputed_tokens:
-        parts.append(f"{report.recomputed_tokens:,} recomputed")
-    parts.append(miss_text(report))
-    return " · ".join(parts)
-
-
-def miss_text(report: CacheReport) -> str:
-    """``no miss``, or the reason with the place and what differed."""
-    miss = report.miss
-    if miss.reason is MissReason.NONE:
-        return "no miss"
-    text = f"miss: {miss.reason.value}"
-    if miss.token is not None and miss.reason is not MissReason.FIRST_TURN:
-        text += f" from token {miss.token:,}"
-        if miss.turn is not None:
-            text += f" (turn {miss.turn})"
-    if miss.expected is not None or miss.found is not None:
-        text += f", {miss.expected!r} became {miss.found!r}"
-    return text
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> Table:

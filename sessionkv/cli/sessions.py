@@ -105,7 +105,7 @@ def print_info(console: Console, info: SessionInfo) -> None:
     for tier in TIERS:
         values[f"KV in {tier}"] = _held(info, tier, apart=True)
     if info.last_cache:
-        values["last turn"] = output.cache_line(info.last_cache)
+        values["last turn"] = str(info.last_cache)
     console.print(output.pairs(values))
 
 

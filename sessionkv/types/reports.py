@@ -67,6 +67,19 @@ class MissReport:
     expected: str | None = None
     found: str | None = None
 
+    def __str__(self) -> str:
+        """``no miss``, or the reason with the place and what differed."""
+        if self.reason is MissReason.NONE:
+            return "no miss"
+        text = f"miss: {self.reason.value}"
+        if self.token is not None and self.reason is not MissReason.FIRST_TURN:
+            text += f" from token {self.token:,}"
+            if self.turn is not None:
+                text += f" (turn {self.turn})"
+        if self.expected is not None or self.found is not None:
+            text += f", {self.expected!r} became {self.found!r}"
+        return text
+
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
@@ -94,3 +107,17 @@ class CacheReport:
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed."""
         return self.device_tokens + self.host_tokens + self.disk_tokens
+
+    def __str__(self) -> str:
+        """Where the prompt came from, how fast it went and why anything was missed, on one line."""
+        parts = [
+            f"prompt {self.prompt_tokens:,} = {self.device_tokens:,} device"
+            f" + {self.host_tokens:,} host + {self.disk_tokens:,} disk"
+            f" + {self.computed_tokens:,} computed",
+            f"first token {self.ttft_ms:,.0f} ms",
+        ]
+        if self.decode_tokens_per_s:
+            parts.append(f"{self.decode_tokens_per_s:,.1f} tok/s")
+        if self.recomputed_tokens:
+            parts.append(f"{self.recomputed_tokens:,} recomputed")
+        return " · ".join([*parts, str(self.miss)])

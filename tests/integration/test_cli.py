@@ -109,7 +109,7 @@ def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
         assert first.returncode == 0, first.stderr
         assert "miss: first_turn" in first.stderr
         second = place.run("chat", *flags, stdin="and again\n/fork other\n")
-        assert second.stderr.startswith("resumed trip after 1 turns\n")
+        assert second.stderr.startswith("resumed trip after 1 turn\n")
         assert "no miss" in second.stderr
         listed = json.loads(place.run("sessions", "ls", "--json").stdout)
         assert [(info["name"], info["turns"]) for info in listed] == [("other", 2), ("trip", 2)]
@@ -131,7 +131,7 @@ def test_chat_starts_a_private_engine_that_remembers(place: Place) -> None:
     first = place.run(*flags, stdin="hello\n", endpoint=False)
     assert first.returncode == 0, first.stderr
     second = place.run(*flags, stdin="/info\n", endpoint=False)
-    assert "resumed chat after 1 turns" in second.stderr
+    assert "resumed chat after 1 turn\n" in second.stderr
 
 
 def test_without_an_engine_the_error_is_one_line_and_advice(place: Place) -> None:
@@ -140,7 +140,8 @@ def test_without_an_engine_the_error_is_one_line_and_advice(place: Place) -> Non
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert lines[0].startswith("sessionkv: ")
-    assert "sessionkv serve" in lines[1]
+    assert "sessionkv serve" in lines[0]
+    assert "--endpoint" in lines[1]
     assert len(lines) == 2
 
 
