@@ -46,7 +46,7 @@ def build_request(cls: type[R], values: Mapping[str, Any], limits: LimitsConfig)
     try:
         for name in _REQUIRED.get(cls, ()):
             if values.get(name) is None:
-                raise InvalidRequest(name, None, f"{name} must be given")
+                raise InvalidRequest(name, None, "a value, and not an empty one")
         _check_exactly_one(_EXACTLY_ONE.get(cls, ()), values)
         made = {
             name: check(name, values[name], limits)

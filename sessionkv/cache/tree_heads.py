@@ -88,7 +88,7 @@ class TreeHeads(TreeView):
         check_turns(turns)
         if turns > node.depth:
             raise RewindBeyondRoot(
-                f"the session has {node.depth} turns; {turns} were to be taken back",
+                f"{turns} turns cannot be taken back: the session has {node.depth}",
                 turns=turns,
                 num_turns=node.depth,
             )

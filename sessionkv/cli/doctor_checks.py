@@ -17,14 +17,12 @@ from sessionkv.cli.hints import hint_for
 from sessionkv.config import EngineConfig, user_cache_dir
 from sessionkv.engine.sizing import MachineMemory, measure, plan_memory
 from sessionkv.errors import ConfigError, ModelError, ModelNotFound, SessionKVError
-from sessionkv.types import KVGeometry
 
 if TYPE_CHECKING:
     from sessionkv.model.spec import ModelSpec
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2", "msgpack", "pyzmq", "lmdb", "xxhash")
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
-FP32_BYTES = 4
 ROOM_FACTOR = 1.2
 """Weights have to fit the memory with this much to spare, for activations and the cache."""
 
@@ -88,8 +86,11 @@ def check_model(config: EngineConfig) -> Iterator[Finding]:
         yield Finding("model", f"cannot be looked at: {error}", "Install what is missing.")
         return
     except ModelNotFound as error:
-        fetched = "`sessionkv serve` fetches it, with network. " if not config.offline else ""
-        yield Finding("model", error.message, fetched + (hint_for(error) or ""))
+        if config.offline or error.details.keys() & {"path", "ref"}:
+            yield Finding("model", error.message, "Name a model that is here.")
+        else:
+            found = f"{config.model} is not here yet"
+            yield Finding("model", found, "`sessionkv serve` fetches it, with network.")
         return
     except ModelError as error:
         yield Finding("model", error.message, hint_for(error) or "Take another model.")
@@ -99,11 +100,8 @@ def check_model(config: EngineConfig) -> Iterator[Finding]:
 
 def size_up(config: EngineConfig, spec: ModelSpec, machine: MachineMemory) -> Iterator[Finding]:
     """What the model weighs, and how many tokens ``serve`` would keep in each tier."""
-    weights_bytes = _num_parameters(spec) * FP32_BYTES
-    geometry = KVGeometry(
-        num_layers=spec.num_layers, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
-        block_size=config.cache.block_size, dtype="float32", element_bytes=FP32_BYTES,
-    )  # fmt: skip
+    weights_bytes = spec.cpu_weights_bytes
+    geometry = spec.kv_geometry(config.cache.block_size)
     yield Finding(
         "model",
         f"{config.model}: {spec.family}, {spec.num_layers} layers, window "
@@ -138,15 +136,6 @@ def size_up(config: EngineConfig, spec: ModelSpec, machine: MachineMemory) -> It
         yield Finding(tier, f"{held} of KV = {num_blocks * geometry.block_size:,} tokens")
     for note in plan.notes:
         yield Finding("window", note)
-
-
-def _num_parameters(spec: ModelSpec) -> int:
-    """Weights of the model, tied ones once; norms and biases are too few to matter."""
-    heads = spec.num_heads + spec.num_kv_heads
-    attention = 2 * spec.hidden_size * heads * spec.head_dim
-    layer = attention + 3 * spec.hidden_size * spec.intermediate_size
-    embeddings = (1 if spec.tied_embeddings else 2) * spec.vocab_size * spec.hidden_size
-    return spec.num_layers * layer + embeddings
 
 
 def check_store(config: EngineConfig) -> Iterator[Finding]:

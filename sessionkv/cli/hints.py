@@ -5,17 +5,16 @@ from __future__ import annotations
 from sessionkv.errors import SessionKVError
 
 _HINTS = {
-    "connection_lost": "Start an engine with `sessionkv serve`, or name its socket with "
-    "--endpoint; `sessionkv doctor` shows what is there.",
+    "connection_lost": "Another socket is named with --endpoint; `sessionkv doctor` shows what is "
+    "there.",
     "engine_running": "Use it as it is, stop it first, or give this one another --endpoint.",
     "engine_closed": "The engine is shutting down; start it again with `sessionkv serve`.",
     "engine_start_failed": "`sessionkv doctor` shows what is missing; `--log-level debug` says "
     "more.",
-    "store_in_use": "Talk to that engine, stop it, or name another directory with --store.",
+    "store_in_use": "Talk to that engine instead (`chat` does without --model), or name another "
+    "store with --store.",
     "store_unavailable": "Check that the directory exists, is yours and has room, or name another "
     "with --store.",
-    "model_not_found": "Give a folder with config.json and safetensors, a .gguf file, or a hub id.",
-    "model_unsupported": "Supported are Llama, SmolLM, Mistral, Qwen2 and Qwen3 models.",
     "model_broken": "Fetch the files again.",
     "session_not_found": "`sessionkv sessions ls` lists the sessions there are.",
     "session_exists": "Choose another name, or remove that session first.",

@@ -57,8 +57,10 @@ def _add_chat(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "chat",
         help="talk to a model in the terminal",
-        description="Talk to the running engine, or to a private one that ends with the chat. "
-        "Reads lines from standard input when that is not a terminal.",
+        description="Talk to the running engine; where none runs, or --model is given, to a "
+        "private one that ends with the chat. The engine's flags are for the private one. Reads "
+        "lines from standard input when that is not a terminal; the exit code is then 1 when one "
+        "of them failed.",
     )
     parser.set_defaults(module="chat")
     parser.add_argument("--session", default="chat", help="session to open or resume (chat)")
@@ -66,7 +68,7 @@ def _add_chat(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (0.7)")
     parser.add_argument("--max-tokens", type=int, default=1024, help="most tokens a reply (1024)")
     parser.add_argument("--seed", type=int, help="same seed, same replies")
-    parser.add_argument("--model", help="model of the private engine, when none is running")
+    parser.add_argument("--model", help="start a private engine with this model")
     _add_endpoint(parser)
     _add_engine_flags(parser)
 
@@ -94,7 +96,7 @@ def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
         "turns", nargs="?", type=int, default=1, help="how many (1)"
     )
     pin = action("pin", "keep a session's blocks in a tier as long as possible")
-    pin.add_argument("--tier", choices=("device", "host", "disk"), default="host")
+    pin.add_argument("--tier", choices=("device", "host", "disk"), default="host", help="(host)")
     pin.add_argument("--ttl", type=float, metavar="SECONDS", help="how long (no end)")
     pin.add_argument("--priority", type=int, default=50, help="0 to 100; higher leaves later (50)")
     action("unpin", "take the pin off")
@@ -142,7 +144,9 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument("--config", metavar="FILE", help="TOML file with the configuration")
-    group.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="any field")
+    group.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
+        help="any field of the configuration: cache.block_size=32",
+    )  # fmt: skip
     group.add_argument("--store", metavar="DIR", help="directory of journal and blocks")
     group.add_argument("--device-bytes", metavar="SIZE", help="KV memory on the device: 512MiB")
     group.add_argument("--host-bytes", metavar="SIZE", help="cap of the host tier; 0 is off")

@@ -18,7 +18,9 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(stats)
         return 0
     console = output.stdout()
-    for title, values in _groups(stats):
+    for number, (title, values) in enumerate(_groups(stats)):
+        if number:
+            console.print()
         console.print(output.pairs(values, title=title))
     return 0
 
@@ -28,7 +30,7 @@ def _groups(stats: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
     plain = {key: _shown(key, value) for key, value in stats.items() if not _is_map(value)}
     groups = [("engine", plain)] if plain else []
     for key, value in stats.items():
-        if _is_map(value):
+        if _is_map(value) and value:
             groups.append((key, {name: _shown(name, v) for name, v in _flat(value).items()}))
     return groups
 
@@ -49,14 +51,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _shown(name: str, value: Any) -> str:
     """Units by the name's ending, as everywhere in the project."""
+    if isinstance(value, list):
+        return "; ".join(str(item) for item in value) or "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "-" if value is None else str(value)
+        return "-" if value in (None, "") else str(value)
     if name.endswith("_bytes"):
         return output.size(value)
     if name.endswith("_rate"):
         return f"{value:.1%}"
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-    for unit in ("_ms", "_s"):
+    for unit in () if name.endswith("_per_s") else ("_ms", "_s"):
         if name.endswith(unit):
             return f"{text} {unit[1:]}"
     return text
