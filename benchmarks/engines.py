@@ -18,6 +18,11 @@ CONFIG = EngineConfig(
     cache=CacheConfig(device_bytes=1024 * MIB, host_bytes=512 * MIB, disk_bytes=4096 * MIB),
 )
 
+CHECKSUM_CONFIG = EngineConfig(
+    model="checksum", log_level="warning", cache=CacheConfig(disk_bytes=256 * MIB)
+)
+"""Without a model; its tiers stay small, since its blocks are."""
+
 
 def exactly(count: int) -> SamplingParams:
     """Greedy, this many tokens whatever they are."""

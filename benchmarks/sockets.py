@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.engines import CONFIG, exactly
+from benchmarks.engines import CHECKSUM_CONFIG, exactly
 from benchmarks.report import Options, Row, median_row, percentile
 from sessionkv import Engine, launch
 
@@ -43,7 +43,7 @@ def _event_us(client: Any, streams: int) -> float:
 
 def measure(options: Options) -> list[Row]:
     """Both engines in turn; added is the difference of the same percentile."""
-    config = replace(CONFIG, model="checksum")
+    config = CHECKSUM_CONFIG
     with Engine(config) as embedded:
         inside = [_turn_times_us(embedded) for _ in range(options.repeats)]
     with launch(config=config) as engine:

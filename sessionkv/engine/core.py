@@ -49,6 +49,8 @@ _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 """How often deadlines and expiries are looked at."""
+_QUIET_S = 5.0
+"""Time without a step after which the books are checked: nobody is likely to wait then."""
 _HOUSEKEEPING_S = 1.0
 """How often pins, keys and the cache's books are looked at."""
 
@@ -89,7 +91,7 @@ class Core:
         self._drain_until: float | None = None
         self._computing = False
         self._moves: dict[int, Transfer] = {}
-        self._used = False
+        self._unchecked_since: float | None = None
 
     def run(self) -> None:
         """Loop until drained; answers every turn before it returns."""
@@ -115,10 +117,9 @@ class Core:
         self._computing = plan is not None
         if plan is None:
             return
-        self._used = True
         for start in plan.starts:
             self._turns.started(start.seq_id)
-        began = self._clock()
+        began = self._unchecked_since = self._clock()
         try:
             output = self._parts.runner.execute(plan)
         except Exception as failure:  # noqa: BLE001 - the actor's one boundary
@@ -281,7 +282,8 @@ class Core:
         line = self._parts.metrics.log_line(now)
         if line is not None:
             _log.info(line)
-        if self._used and not self._turns.active and not self._moves:
+        worked_at = self._unchecked_since
+        if worked_at is not None and now - worked_at >= _QUIET_S and not self._moves:
             self._check_books()
 
     def _expire(self) -> None:
@@ -292,8 +294,11 @@ class Core:
                 self._commits.submit(PendingCommit(change, CallDone(-1)))
 
     def _check_books(self) -> None:
-        """Once after each busy time: a mismatch is logged and counted, not fatal."""
-        self._used = False
+        """Once after each busy time, which may hold up the next turn for as long as recounting takes.
+
+        A mismatch is logged and counted, not fatal.
+        """
+        self._unchecked_since = None
         try:
             self._parts.kv.check()
         except InvariantBroken as failure:
