@@ -294,7 +294,7 @@ class Core:
                 self._commits.submit(PendingCommit(change, CallDone(-1)))
 
     def _check_books(self) -> None:
-        """Once after each busy time, which may hold up the next turn for as long as recounting takes.
+        """Once after each busy time; a turn that comes meanwhile waits until all is recounted.
 
         A mismatch is logged and counted, not fatal.
         """
