@@ -13,7 +13,7 @@ from sessionkv.client.client import Client
 from sessionkv.config import EngineConfig, LimitsConfig
 from sessionkv.engine.build import BuiltEngine, ProgressSink, build_engine
 from sessionkv.engine.messages import CoreMessage, CoreStopped
-from sessionkv.errors import EngineClosed
+from sessionkv.errors import EngineClosed, SessionKVError, TurnFailed
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_request
 from sessionkv.ipc.outbox import Outbox
@@ -83,23 +83,34 @@ class _FrontThread:
         host, sink = self._host, self._sink
         if host is None or sink is None:
             raise EngineClosed("the front has no engine")
+        end: SessionKVError = EngineClosed("the engine is closed")
+        try:
+            self._serve(host, sink)
+        except Exception as failure:  # noqa: BLE001 - whoever waits for an answer has to get one
+            _log.exception("the engine's front failed")
+            end = TurnFailed(f"the engine failed ({type(failure).__name__})")
+            host.drain()
+        finally:
+            sink.lost(end, final=True)
+
+    def _serve(self, host: EngineHost, sink: ReplySink) -> None:
+        """Until core has stopped."""
         stopped = False
         next_tick = time.monotonic() + _TICK_S
         while not stopped:
             stopped = self._take_in(host, max(0.0, next_tick - time.monotonic()))
             now = time.monotonic()
+            self._outbox.consumed(sink.consumed, now)
             if now >= next_tick:
                 next_tick = now + _TICK_S
                 for request_id in self._outbox.overdue(now):
                     host.front.give_up_reader(_CONNECTION, request_id)
-            self._outbox.consumed(sink.consumed, now)
             host.pass_on()
             for _, reply in host.front.replies:
                 self._outbox.push(reply, now)
             host.front.replies.clear()
             for reply in self._outbox.take_ready():
                 sink.deliver(reply)
-        sink.lost(EngineClosed("the engine is closed"), final=True)
 
     def _take_in(self, host: EngineHost, timeout_s: float) -> bool:
         """Everything that has come; whether core has stopped."""
