@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from typing import Any
@@ -70,6 +71,7 @@ def main() -> int:
         return 1  # the parent died before it said what to run
     request = json.loads(line)
     scratch, orphaned = request.get("scratch"), threading.Event()
+    tempfile.tempdir = scratch  # whatever is left there when this process is killed goes with it
     # Until the engine handles signals itself, an early end is a plain one.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
