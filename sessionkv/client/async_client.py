@@ -153,7 +153,7 @@ class AsyncClient:
 
 
 class AsyncSession:
-    """Handle of one session; as an async context manager it closes and keeps the session.
+    """Handle of one session, for one event loop; a context manager that closes and keeps it.
 
     Attributes:
         name: Of the session.
