@@ -87,6 +87,7 @@ class SocketTransport:
         self._sink: ReplySink
         self._context: zmq.Context[zmq.Socket[bytes]]
         self._socket: zmq.Socket[bytes]
+        self._monitor: zmq.Socket[bytes]
         self._poller: zmq.Poller
         self._waker: Waker
         self._thread: threading.Thread | None = None
@@ -156,24 +157,28 @@ class SocketTransport:
                 self._flush()
                 with suppress(zmq.Again):
                     self._socket.send(encode_request(Bye(OWN_IDS), self._limits), zmq.NOBLOCK)
-            self._socket.close()
+            self._disconnect(LINGER_MS)
             self._context.term()
             self._waker.close()
 
     def _step(self) -> None:
         """Wait for something to do and do it.
 
-        What arrived is read before silence is judged, and silence counts only while this process
-        ran: after a stall the engine's answers lie in the socket, or nothing was asked.
+        What arrived is read before silence is judged. Silence is judged as of the poll and counts
+        only while this process ran: after a stall the engine's answers lie in the socket, or
+        nothing was asked.
         """
         wait_ms = math.ceil((self._next_due_s - time.monotonic()) * 1000)
         ready = dict(self._poller.poll(max(0, wait_ms)))
-        self._link.overslept(max(0.0, time.monotonic() - self._next_due_s))
+        polled_s = time.monotonic()
+        self._link.overslept(max(0.0, polled_s - self._next_due_s))
         if self._waker.fd in ready:
             self._waker.clear()
         if ready.get(self._socket, 0) & zmq.POLLIN:
             self._receive()
-        self._beat(time.monotonic())
+        elif self._monitor in ready and not self._readable():  # its last words are read
+            self._lose("the engine ended the connection")
+        self._beat(polled_s)
         if self._waiting and self._link.phase is Phase.READY:
             self._flush()
         now_s = time.monotonic()
@@ -184,11 +189,20 @@ class SocketTransport:
         dealer = self._context.socket(zmq.DEALER)
         dealer.linger = LINGER_MS  # before connect: an absent engine must not hold up the exit
         dealer.setsockopt(zmq.MAXMSGSIZE, self._limits.frame_bytes * TRANSPORT_FACTOR)
+        self._monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         dealer.connect(self.endpoint)
         dealer.send(encode_request(self._hello, self._limits))
         self._poller.register(dealer, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
         self._link.greeted(time.monotonic())
         return dealer
+
+    def _disconnect(self, linger_ms: int) -> None:
+        if self._socket.closed:  # after a loss there may be no other one yet
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(linger_ms)
 
     def _receive(self) -> None:
         """Read what is there; asking first is cheaper than the exception of an empty socket."""
@@ -264,7 +278,8 @@ class SocketTransport:
     def _lose(self, reason: str) -> None:
         """First the sink, then the queue: what was queued before belongs to ended requests."""
         self._poller.unregister(self._socket)
-        self._socket.close(0)
+        self._poller.unregister(self._monitor)
+        self._disconnect(0)
         self._link.lose(time.monotonic())
         self._sink.lost(self._loss(reason), final=self._link.has_given_up)
         self._waiting.clear()

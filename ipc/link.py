@@ -13,6 +13,12 @@ from __future__ import annotations
 import enum
 import math
 
+HANG_FACTOR = 4
+"""How much longer than a client an engine may be silent.
+
+One whose process ended is noticed without any silence; to lose one that is only held up costs the
+turns that run there.
+"""
 PROBE_S = 0.2
 """How often a lost engine is looked for."""
 
@@ -44,7 +50,8 @@ class Link:
         Args:
             reconnect_s: How long after a loss :attr:`Due.GIVE_UP` is due, once.
             heartbeat_s: Between pings, until a welcome says otherwise.
-            missed: Silence of so many heartbeats is a loss.
+            missed: A greeting without answer for so many heartbeats is a loss, and once welcomed
+                silence of :data:`HANG_FACTOR` times as many.
         """
         self.phase = Phase.LOST
         self._reconnect_s = reconnect_s
@@ -58,7 +65,8 @@ class Link:
     @property
     def patience_s(self) -> float:
         """Silence that counts as a loss."""
-        return self._heartbeat_s * self._missed
+        factor = HANG_FACTOR if self.phase is Phase.READY else 1
+        return self._heartbeat_s * self._missed * factor
 
     @property
     def has_given_up(self) -> bool:

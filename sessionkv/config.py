@@ -102,7 +102,8 @@ class LimitsConfig:
         unread_events: Deltas that a connection may have unread before they are merged.
         unread_timeout_s: After so long without any reading a merged stream ends (``SlowReader``).
         heartbeat_s: How often a client pings.
-        missed_heartbeats: Silence of so many heartbeats counts as gone, on both sides.
+        missed_heartbeats: After a silence of so many heartbeats a client counts as gone, and after
+            four times as many an engine.
         idempotency_keys: Most keys kept; the oldest are forgotten first.
         idempotency_ttl_s: How long a key is kept.
         verdict_timeout_s: How long core waits for the front to judge a finished turn.

@@ -90,7 +90,7 @@ def test_a_client_that_is_gone_does_not_stop_the_others():
 
 
 SMALL = LimitsConfig(
-    unread_events=20, unread_timeout_s=0.3, heartbeat_s=0.2, missed_heartbeats=1000
+    unread_events=20, unread_timeout_s=3.0, heartbeat_s=0.2, missed_heartbeats=1000
 )
 
 

@@ -58,8 +58,8 @@ class Place:
                 assert printed[-1] == "ready", printed
                 yield process, printed
             finally:
-                process.kill()
-                process.wait()
+                process.terminate()
+                process.wait(30)
 
 
 @pytest.fixture

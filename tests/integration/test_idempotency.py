@@ -279,7 +279,7 @@ def test_a_killed_engine_replays_what_it_committed(tmp_path: Path) -> None:
 
 def test_a_keyed_stream_outlives_a_killed_engine(tmp_path: Path) -> None:
     with short_endpoint() as endpoint, contextlib.ExitStack() as stack:
-        first = launch("checksum", store=tmp_path, endpoint=endpoint)
+        first = stack.enter_context(launch("checksum", store=tmp_path, endpoint=endpoint))
         client = stack.enter_context(Client(endpoint))
         keyed, plain = client.open("keyed"), client.open("plain")
         lost = plain.stream(tokens=[2], sampling=greedy(100_000))
@@ -302,7 +302,7 @@ def test_a_keyed_stream_outlives_a_killed_engine(tmp_path: Path) -> None:
 
 def test_a_keyed_turn_outlives_a_killed_engine(tmp_path: Path) -> None:
     with short_endpoint() as endpoint, contextlib.ExitStack() as stack:
-        first = launch("checksum", store=tmp_path, endpoint=endpoint)
+        first = stack.enter_context(launch("checksum", store=tmp_path, endpoint=endpoint))
         client = stack.enter_context(Client(endpoint))
         session = client.open("a")
         turn = Later(

@@ -127,6 +127,22 @@ def test_a_keyed_turn_waits_only_so_long(endpoint):
     client.close()
 
 
+def test_an_engine_that_ended_is_noticed_without_any_silence(endpoint):
+    never = LimitsConfig(heartbeat_s=1000.0)
+    with FakeEngine(endpoint, limits=never, answer=silent) as engine:
+        client = Client(endpoint)
+        stream = client.session("a").stream("x")
+        ((conn, turn),) = engine.wait_for(m.Turn)
+        for delta in deltas(turn.id, "last words"):
+            engine.send(conn, delta)
+    heard = []
+    with pytest.raises(ConnectionLost, match="ended the connection"):
+        for event in stream:
+            heard.append(event.text)
+    assert "".join(heard) == "last words"
+    client.close()
+
+
 def test_a_silent_engine_is_noticed(endpoint):
     with FakeEngine(endpoint, limits=LIMITS, answer=silent) as engine:
         client = Client(endpoint)
@@ -136,7 +152,7 @@ def test_a_silent_engine_is_noticed(endpoint):
         thread.join(20)
         client.close()
     assert isinstance(out[0], ConnectionLost)
-    assert "silent for 0.3 s" in out[0].message
+    assert "silent for 1.2 s" in out[0].message
 
 
 def test_an_engine_that_forgot_the_connection_is_greeted_anew(endpoint):
