@@ -25,6 +25,18 @@ def write_kv(pool: Tensor, layer: int, kv: Tensor, *, block_ids: Tensor, slots: 
     pool[block_ids, layer, :, :, slots] = kv
 
 
+def write_layers(pool: Tensor, kv: Tensor, *, block_ids: Tensor, slots: Tensor) -> None:
+    """Write the keys and values of new tokens into their slots, in all layers at once.
+
+    Args:
+        pool: See the module; written in place.
+        kv: ``[num_layers, num_tokens, 2, kv_heads, head_dim]``, any strides.
+        block_ids: ``[num_tokens]`` int64.
+        slots: ``[num_tokens]`` int64, below the block size.
+    """
+    pool[block_ids, :, :, :, slots] = kv.transpose(0, 1)
+
+
 def copy_slots(pool: Tensor, *, src: int, dst: int, num_tokens: int) -> None:
     """Copy the first ``num_tokens`` slots of one block into another, over all layers."""
     pool[dst, :, :, :, :num_tokens] = pool[src, :, :, :, :num_tokens]

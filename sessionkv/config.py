@@ -66,7 +66,7 @@ class SchedulerConfig:
     """Batching.
 
     Attributes:
-        step_tokens: Most tokens of one step; None is the measured default (256 on CPU).
+        step_tokens: Most tokens of one step; None is the measured default (384 on CPU).
         max_running: Most sequences in the batch.
         max_queue: Most turns that wait to be admitted; past it ``Overloaded``.
         ageing_s: Waiting so long counts as one step of priority.

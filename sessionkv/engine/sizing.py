@@ -20,7 +20,7 @@ MAX_HOST_BYTES = 2 * GIB
 MAX_DISK_BYTES = 50 * GIB
 MIRROR_SHARE = 1 / 3
 """Part of the device's KV bytes for contiguous copies of running sequences (CPU attention)."""
-CPU_STEP_TOKENS = 256
+CPU_STEP_TOKENS = 384
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sessionkv.kernels.linear import PackedLinear, pack
-from sessionkv.model.attention import AttentionBatch, attend
+from sessionkv.kernels.norm import RMSNorm, rms_norm
+from sessionkv.model.attention import AttentionBatch, attend, write_mirrored
 from sessionkv.model.rope import rotate_, rotation_table
 from sessionkv.model.spec import ModelSpec
 from sessionkv.model.weights import LayerWeights, WeightFiles
@@ -22,15 +23,19 @@ class _Layer:
 
     __slots__ = ("down", "gate_up", "input_norm", "k_norm", "o", "post_norm", "q_norm", "qkv")
 
-    def __init__(self, weights: LayerWeights) -> None:
-        self.input_norm = weights.input_norm
-        self.post_norm = weights.post_norm
-        self.q_norm = weights.q_norm
-        self.k_norm = weights.k_norm
+    def __init__(self, weights: LayerWeights, eps: float) -> None:
+        self.input_norm = rms_norm(weights.input_norm, eps)
+        self.post_norm = rms_norm(weights.post_norm, eps)
+        self.q_norm = _optional_norm(weights.q_norm, eps)
+        self.k_norm = _optional_norm(weights.k_norm, eps)
         self.qkv: PackedLinear = pack(weights.qkv, weights.qkv_bias)
         self.o: PackedLinear = pack(weights.o, weights.o_bias)
         self.gate_up: PackedLinear = pack(weights.gate_up, weights.gate_up_bias)
         self.down: PackedLinear = pack(weights.down, weights.down_bias)
+
+
+def _optional_norm(weight: Tensor | None, eps: float) -> RMSNorm | None:
+    return None if weight is None else rms_norm(weight, eps)
 
 
 class Decoder:
@@ -46,8 +51,10 @@ class Decoder:
         """
         self.spec = spec
         self._embedding = weights.embedding()
-        self._layers = [_Layer(weights.layer(index)) for index in range(spec.num_layers)]
-        self._final_norm = weights.final_norm()
+        self._layers = [
+            _Layer(weights.layer(index), spec.rms_eps) for index in range(spec.num_layers)
+        ]
+        self._final_norm = rms_norm(weights.final_norm(), spec.rms_eps)
         output = weights.output()
         self._output = pack(self._embedding if output is None else output)
         self._rotations = rotation_table(spec.rope, spec.head_dim, max_model_len)
@@ -66,23 +73,20 @@ class Decoder:
         """
         spec = self.spec
         num_tokens = token_ids.shape[0]
-        shape = (spec.hidden_size,)
         heads = spec.num_heads + 2 * spec.num_kv_heads
         rotations = self._rotations[batch.positions][:, None]
-        attended = torch.empty((num_tokens, spec.num_heads, spec.head_dim))
         x = self._embedding[token_ids]
         for index, layer in enumerate(self._layers):
-            hidden = functional.rms_norm(x, shape, layer.input_norm, spec.rms_eps)
-            qkv = layer.qkv(hidden).view(num_tokens, heads, spec.head_dim)
+            qkv = layer.qkv(layer.input_norm(x)).view(num_tokens, heads, spec.head_dim)
             self._normalise_heads(qkv, layer)
             rotate_(qkv[:, : spec.num_heads + spec.num_kv_heads], rotations)
-            window = spec.windows[index]
-            attend(index, qkv, pool=pool, batch=batch, window=window, out=attended)
-            x += layer.o(attended.view(num_tokens, spec.q_size))
-            hidden = functional.rms_norm(x, shape, layer.post_norm, spec.rms_eps)
-            gate, up = layer.gate_up(hidden).chunk(2, dim=-1)
-            x += layer.down(functional.silu(gate).mul_(up))
-        return functional.rms_norm(x, shape, self._final_norm, spec.rms_eps)
+            attended = attend(index, qkv, pool=pool, batch=batch, window=spec.windows[index])
+            x = layer.o.plus(attended, x)
+            gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, dim=-1)
+            x = layer.down.plus(functional.silu(gate).mul_(up), x)
+        if batch.is_mirrored:
+            write_mirrored(pool, batch)
+        return self._final_norm(x)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -102,8 +106,7 @@ class Decoder:
         if layer.q_norm is None or layer.k_norm is None:
             return
         spec = self.spec
-        shape = (spec.head_dim,)
         queries = qkv[:, : spec.num_heads]
         keys = qkv[:, spec.num_heads : spec.num_heads + spec.num_kv_heads]
-        queries.copy_(functional.rms_norm(queries, shape, layer.q_norm, spec.rms_eps))
-        keys.copy_(functional.rms_norm(keys, shape, layer.k_norm, spec.rms_eps))
+        queries.copy_(layer.q_norm(queries))
+        keys.copy_(layer.k_norm(keys))

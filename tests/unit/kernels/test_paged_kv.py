@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from sessionkv.kernels.paged_kv import copy_slots, gather_kv, write_kv
+from sessionkv.kernels.paged_kv import copy_slots, gather_kv, write_kv, write_layers
 
 LAYERS, HEADS, BLOCK, DIM = 2, 3, 4, 8
 
@@ -28,6 +28,17 @@ def test_write_touches_exactly_its_slots() -> None:
         assert torch.equal(pool[block, 1, :, :, slot], kv[i])
         before[block, 1, :, :, slot] = kv[i]
     assert torch.equal(pool, before)
+
+
+def test_write_of_all_layers_equals_one_after_the_other() -> None:
+    pool = numbered_pool(5)
+    expected = pool.clone()
+    kv = -torch.rand(LAYERS, 3, 2, HEADS, DIM) - 1
+    where = {"block_ids": torch.tensor([4, 1, 1]), "slots": torch.tensor([0, 3, 1])}
+    for layer in range(LAYERS):
+        write_kv(expected, layer, kv[layer], **where)
+    write_layers(pool, kv, **where)
+    assert torch.equal(pool, expected)
 
 
 def test_gather_reads_positions_in_table_order() -> None:
