@@ -1,18 +1,26 @@
 """What every test gets: markers that need hardware or files, and a check for what it leaves behind.
 
-A test that ends with a child process or a non-daemon thread that was not there before it fails.
+A test fails that leaves behind a child process, a thread (the product's daemon threads too), an
+open socket or file of a store, or anything in the folder for temporary files.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+DAEMONS = frozenset(
+    ("front", "core", "movers", "store-journal", "store-blocks", "sessionkv-client")
+)
 LEAK_GRACE_S = 5.0
 """How long a process or thread that was told to end may take to be gone."""
 
@@ -63,19 +71,58 @@ def _is_helper(pid: int) -> bool:
 
 
 def _threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if not thread.daemon}
+    return {t for t in threading.enumerate() if not t.daemon or t.name in DAEMONS}
+
+
+def _open_files() -> set[str]:
+    """Sockets, and files of stores, that this process has open."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue  # the listing's own
+        if target.startswith("socket:") or target.endswith((".mdb", ".kv", "/lock", ".lock")):
+            found.add(f"{fd} {target}")
+    return found
+
+
+def _temporary() -> set[str]:
+    names = os.listdir(tempfile.gettempdir())
+    return {name for name in names if not name.startswith("torchinductor_")}
+
+
+def _left_behind(before: tuple[set[Any], ...]) -> list[set[Any]]:
+    after = (_child_pids(), _threads(), _open_files(), _temporary())
+    return [now - then for now, then in zip(after, before, strict=True)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_folder() -> Iterator[None]:
+    """A folder for temporary files that is nobody else's; short, as sockets lie in it."""
+    outer = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="skt-", dir="/tmp")
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", outer)  # tmp_path stays where one looks for it
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    yield
+    tempfile.tempdir = os.environ["TMPDIR"] = outer
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves a child process or a non-daemon thread running."""
-    pids, threads = _child_pids(), _threads()
+def no_leaks(temporary_folder: None) -> Iterator[None]:
+    """Fail a test that leaves something behind."""
+    before = (_child_pids(), _threads(), _open_files(), _temporary())
     yield
+    if any(_left_behind(before)):
+        gc.collect()  # clients that were dropped without being closed
     deadline = time.monotonic() + LEAK_GRACE_S
-    while (_child_pids() - pids or _threads() - threads) and time.monotonic() < deadline:
+    while any(left := _left_behind(before)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    left_pids, left_threads = _child_pids() - pids, _threads() - threads
-    for pid in left_pids:
+    pids, threads, files, temporary = left
+    for pid in pids:
         os.kill(pid, 9)
-    assert not left_pids, f"processes left running (killed now): {sorted(left_pids)}"
-    assert not left_threads, f"threads left running: {sorted(t.name for t in left_threads)}"
+    assert not pids, f"processes left running (killed now): {sorted(pids)}"
+    assert not threads, f"threads left running: {sorted(t.name for t in threads)}"
+    assert not files, f"left open: {sorted(files)}"
+    assert not temporary, f"left in the folder for temporary files: {sorted(temporary)}"

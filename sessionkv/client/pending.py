@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +14,9 @@ from sessionkv.ipc.messages import Delta, Generate, Reply, Request, Restarted, T
 
 MAX_QUEUED = 2048
 """Events that wait for one slow consumer before deltas are merged."""
+
+SIGNAL_SLICE_S = 0.5
+"""How long a signal may go unnoticed that came just before a wait."""
 
 Item = tuple[Reply | SessionKVError, int]
 """An event, or the error that ended the request, and how many deltas it stands for."""
@@ -91,13 +96,17 @@ class Pending:
     def get(self, timeout_s: float | None = None) -> Item | None:
         """Next event, waited for; None after the timeout.
 
-        The wait ends early when a signal handler raises; nothing is lost then.
+        The wait ends early when a signal handler raises; nothing is lost then. It is cut into
+        slices, since a signal that comes just before a wait begins is handled when the wait ends.
         """
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             item = self.pop()
             if item is not None:
                 return item
-            if not self._ready.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            left_s = deadline_s - time.monotonic()
+            woken = self._ready.acquire(timeout=max(0.0, min(left_s, SIGNAL_SLICE_S)))
+            if not woken and left_s <= SIGNAL_SLICE_S:
                 return self.pop()
 
     def discard(self) -> int:

@@ -178,7 +178,7 @@ class _Worker:
 
     def _delete(self, it: _Conversation) -> None:
         """Delete a session at rest, or with a turn of it somewhere on its way."""
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.5 or len(it.log) > self.mix.max_log:  # too long for another turn
             self.client.delete(it.name)
         else:
             delta, sampling = self._delta(it), self._sampling()

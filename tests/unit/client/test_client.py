@@ -182,12 +182,17 @@ def test_a_cancel_by_somebody_else_is_an_error(client, engine):
         list(stream)
 
 
-def test_an_interrupt_cancels_the_turn(client, engine):
+@pytest.mark.parametrize("breaks_the_wait", [True, False])
+def test_an_interrupt_cancels_the_turn(client, engine, breaks_the_wait):
+    """Also one that does not end the main thread's wait, as when it comes just before it."""
     session = client.session("trip")
 
     def interrupt() -> None:
         engine.wait_for(m.Turn)
-        os.kill(os.getpid(), signal.SIGINT)
+        if breaks_the_wait:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     helper = threading.Thread(target=interrupt)
     helper.start()
