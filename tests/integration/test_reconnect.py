@@ -135,10 +135,9 @@ def test_an_engine_that_ended_is_noticed_without_any_silence(endpoint):
         ((conn, turn),) = engine.wait_for(m.Turn)
         for delta in deltas(turn.id, "last words"):
             engine.send(conn, delta)
-    heard = []
+    heard: list[str] = []
     with pytest.raises(ConnectionLost, match="ended the connection"):
-        for event in stream:
-            heard.append(event.text)
+        heard.extend(event.text for event in stream)
     assert "".join(heard) == "last words"
     client.close()
 
