@@ -316,6 +316,7 @@ class BlockStore:
         except BaseException:
             self._space.give(slots)
             raise
+        self._gates.pass_through("after_index_commit")
         self._space.touched_written()
         self._took_out(dropped)
         self._counts.superseded_blocks += len(dropped)

@@ -111,6 +111,7 @@ class JournalThread:
         self._gates.pass_through("before_commit")
         if all(item.epoch == self._epoch for item in group):
             error = self._try([item.ops for item in group])
+            self._gates.pass_through("after_commit")
             if error is None:
                 for item in group:
                     self._inbox.put(Committed(item.ticket, None))
@@ -125,6 +126,7 @@ class JournalThread:
             self._inbox.put(Committed(item.ticket, stale))
             return
         error = self._try([item.ops])
+        self._gates.pass_through("after_commit")
         if error is not None:
             with self._changed:
                 self._epoch += 1
