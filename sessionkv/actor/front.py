@@ -28,6 +28,7 @@ from sessionkv.engine.messages import (
     CoreMessage,
     CoreStopped,
     FrontMessage,
+    ImportSessions,
     KeyClaim,
     OpenSession,
     RenderTurn,
@@ -117,6 +118,7 @@ class Front:
         state = self._connections.pop(connection, None)
         if state is None:
             return
+        self._writer.imports.drop(connection)
         for turn_id in list(state.open_requests.values()):
             turn = self._turns.get(turn_id)
             if turn is not None:
@@ -157,6 +159,13 @@ class Front:
         message: FrontMessage = Call(call_id, state.tenant, request)
         if isinstance(request, wire.Open):
             message = self._open_message(call_id, state.tenant, request)
+        elif isinstance(request, wire.Import):
+            tree = self._writer.imports.add(connection, request)
+            if not request.commit:
+                held = wire.Result(id=request.id, value={"held": len(tree.nodes)})
+                self.replies.append((connection, held))
+                return
+            message = ImportSessions(call_id, state.tenant, tree)
         state.open_requests[request.id] = call_id
         self._calls[call_id] = (connection, request.id)
         self.to_core.append(message)

@@ -27,6 +27,7 @@ from sessionkv.errors import (
     InvalidRequest,
     SessionBusy,
     SessionDiffers,
+    SessionExists,
     StoreUnavailable,
 )
 from sessionkv.types import (
@@ -39,6 +40,7 @@ from sessionkv.types import (
     PutKey,
     pack_tokens,
 )
+from sessionkv.types.portable_tree import PortableTree
 
 __all__ = ["Change", "NewNode", "Opening", "TurnTree"]
 
@@ -184,6 +186,29 @@ class TurnTree(TreeHeads):
         if key is not None:
             self._add_key(transaction, key)
         return self._change(transaction, moved, node_id=moved.node_id)
+
+    def graft(self, tenant: str, tree: PortableTree) -> Change:
+        """Add turns and sessions from elsewhere; hashes are unknown until attached. O(turns).
+
+        Raises:
+            InvalidRequest: A name is not allowed, or no session leads to one of the turns.
+            SessionExists: A name is taken.
+            Overloaded: There would be more sessions than may be.
+        """
+        for session in tree.sessions:
+            check_name("name", session.name, self._limits.session_name_bytes)
+            if (tenant, session.name) in self._state.heads:
+                raise SessionExists(f"there is a session named {session.name!r}")
+            self._check_new_name("name", session.name, beside=len(tree.sessions) - 1)
+        records, heads = tree.placed(tenant, self._next_node_id)
+        self._next_node_id += len(records)
+        transaction = Transaction(self._state)
+        for record in records:
+            parent = None if record.parent_id is None else self._state.nodes[record.parent_id]
+            transaction.add_node(Node(record, parent, tenant))
+        for head in heads:
+            transaction.do(PutHead(head))
+        return self._change(transaction, None)
 
     def record_key(self, key: KeyRecord, *, now: float) -> Change:
         """Keep the answer of a generation under its idempotency key.

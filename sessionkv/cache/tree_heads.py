@@ -201,10 +201,10 @@ class TreeHeads(TreeView):
                 return ancestor
         raise no_node(node_id)
 
-    def _check_new_name(self, field: str, name: str) -> None:
+    def _check_new_name(self, field: str, name: str, *, beside: int = 0) -> None:
         if is_unnamed(name):
             raise InvalidRequest(field, name, f"a name that does not begin with {UNNAMED_PREFIX}")
-        if self.num_sessions >= self._limits.sessions:
+        if self.num_sessions + beside >= self._limits.sessions:
             raise Overloaded(
                 f"there are {self.num_sessions} sessions, as many as may be; delete some",
                 retry_after_s=60.0,

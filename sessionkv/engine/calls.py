@@ -11,7 +11,8 @@ from typing import Any
 
 from sessionkv.cache.turns import Change, HeadId, NewNode, Opening, format_node_id, parse_node_id
 from sessionkv.engine.commits import Commits, PendingCommit
-from sessionkv.engine.messages import Call, CallDone, OpenSession
+from sessionkv.engine.exports import export
+from sessionkv.engine.messages import Call, CallDone, ImportSessions, OpenSession
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.stats import engine_stats
 from sessionkv.engine.turns import TurnDesk
@@ -58,6 +59,20 @@ class CallDesk:
         except SessionKVError as error:
             self._answer(CallDone(ask.call_id, error=error))
 
+    def take_in(self, ask: ImportSessions) -> None:
+        """Add sessions from elsewhere."""
+        try:
+            if self._turns.draining:
+                raise EngineClosed("the engine is shutting down")
+            change = self._tree.graft(ask.tenant, ask.tree)
+            value = {
+                "sessions": [session.name for session in ask.tree.sessions],
+                "turns": sum(node.kind != "root" for node in ask.tree.nodes),
+            }
+            self._change(ask.call_id, change, value)
+        except SessionKVError as error:
+            self._answer(CallDone(ask.call_id, error=error))
+
     def call(self, ask: Call, now: float, wall: float) -> None:
         """Carry out one call."""
         request, tenant = ask.request, ask.tenant
@@ -67,6 +82,8 @@ class CallDesk:
                 self._answer(CallDone(ask.call_id, value))
             elif isinstance(request, wire.List):
                 self._answer(CallDone(ask.call_id, self._list(tenant, request)))
+            elif isinstance(request, wire.Export):
+                self._answer(CallDone(ask.call_id, export(self._tree, tenant, request)))
             elif isinstance(request, wire.Stats):
                 self._answer(CallDone(ask.call_id, engine_stats(self._parts, now)))
             elif isinstance(request, wire.Flush):

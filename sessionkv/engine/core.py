@@ -25,6 +25,7 @@ from sessionkv.engine.messages import (
     CoreMessage,
     CoreStopped,
     Drain,
+    ImportSessions,
     OpenSession,
     PathWanted,
     StopAt,
@@ -178,7 +179,7 @@ class Core:
     def _give_up(self, message: object, failure: Exception, now: float) -> None:
         """End what a message was about; the others go on."""
         error = TurnFailed(f"the engine could not do this ({type(failure).__name__})")
-        if isinstance(message, Call | OpenSession):
+        if isinstance(message, Call | OpenSession | ImportSessions):
             self._turns.out.append(CallDone(message.call_id, error=error))
             return
         turn_id = getattr(message, "turn_id", None)
@@ -217,6 +218,8 @@ class Core:
             self._calls.call(message, now, wall)
         elif isinstance(message, OpenSession):
             self._calls.open(message, wall)
+        elif isinstance(message, ImportSessions):
+            self._calls.take_in(message)
         elif isinstance(message, PathWanted):
             turns.send_path(message.turn_id)
         elif isinstance(message, TurnRefused):

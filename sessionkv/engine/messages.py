@@ -26,6 +26,7 @@ from typing import Any
 from sessionkv.errors import SessionKVError
 from sessionkv.ipc.messages import Request
 from sessionkv.types import CacheReport, FinishReason, MissReport, SamplingParams, TokenLogprob
+from sessionkv.types.portable_tree import PortableTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,15 @@ class OpenSession:
 
 
 @dataclass(frozen=True, slots=True)
+class ImportSessions:
+    """Add turns and sessions from elsewhere, all or none; their texts were checked."""
+
+    call_id: int
+    tenant: str
+    tree: PortableTree
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Any other request on sessions or the engine, as it came in (validated)."""
 
@@ -220,6 +230,7 @@ FrontMessage = (
     | Verdict
     | CancelTurn
     | OpenSession
+    | ImportSessions
     | Call
     | Drain
 )
