@@ -41,7 +41,8 @@ from sessionkv.types import (
 )
 
 CLEAN_AHEAD_BLOCKS = 16
-"""Blocks kept free or clean ahead of need; at most an eighth of the device, half of the host."""
+"""Blocks kept free or clean ahead of need at least, if that is no more than an eighth of the device
+and half of the host; more where more are taken at once."""
 MAX_PREEMPTED = 1024
 """Preempted sequences remembered, so that their return does not count as a look-up."""
 
@@ -55,6 +56,8 @@ class KVCacheManager:
         num_device_blocks: Blocks of the runner's pool.
         num_host_blocks: Blocks of the host arena; 0 turns the host tier off.
         disk: Whether there is a disk tier.
+        spill_to_disk: Whether blocks are written to it before they leave memory; else only those
+            that are asked for are.
         prefix_cache: Off: nothing is matched, and blocks are freed when their sequence ends.
         retention: Order in which sessions want blocks kept; None is plain LRU.
         clean_ahead_blocks: See :data:`CLEAN_AHEAD_BLOCKS`.
@@ -68,6 +71,7 @@ class KVCacheManager:
         num_device_blocks: int,
         num_host_blocks: int,
         disk: bool,
+        spill_to_disk: bool = True,
         prefix_cache: bool = True,
         retention: RetentionView | None = None,
         clean_ahead_blocks: int = CLEAN_AHEAD_BLOCKS,
@@ -81,6 +85,7 @@ class KVCacheManager:
             num_device_blocks=num_device_blocks,
             num_host_blocks=num_host_blocks,
             disk=disk,
+            spill_to_disk=spill_to_disk,
             retention=retention,
         )
         clean_ahead = min(clean_ahead_blocks, num_device_blocks // 8)
@@ -278,6 +283,7 @@ class KVCacheManager:
 
     def plan_transfers(self) -> list[Transfer]:
         """Spills that make room for noted shortfalls, keep clean blocks ahead, and idle writing."""
+        self._residency.settle_fallen()
         return self._spiller.plan() if self._prefix_cache else []
 
     def finish_transfer(self, result: TransferResult) -> Fetched | None:
@@ -337,6 +343,12 @@ class KVCacheManager:
         self._residency.stale.clear()
         return stale
 
+    def take_fallen(self) -> tuple[BlockHash, ...]:
+        """Keys whose rank may have fallen since the last call, for the order of the disk."""
+        fallen = tuple(self._residency.fallen)
+        self._residency.fallen.clear()
+        return fallen
+
     def resident_keys(self) -> tuple[BlockHash, ...]:
         """Keys of all blocks in memory, longest known first."""
         return tuple(self._residency.index.entries)
@@ -381,14 +393,15 @@ class KVCacheManager:
 
     def usage(self) -> CacheUsage:
         """Ledger, counters and waste. O(blocks)."""
-        size = self.block_size
-        running_waste = sum(len(s.table) * size - s.committed for s in self._running)
+        running_waste = sum(len(s.table) * self.block_size - s.committed for s in self._running)
+        device = self._residency.contents(Tier.DEVICE)
         return CacheUsage(
             ledger=self.ledger(),
             counters=self._residency.counters,
-            wasted_device_slots=running_waste + self._residency.unused_slots(Tier.DEVICE),
-            wasted_host_slots=self._residency.unused_slots(Tier.HOST),
-            dirty_blocks=self._spiller.dirty_count,
+            device=device,
+            host=self._residency.contents(Tier.HOST),
+            wasted_device_slots=running_waste + device.unused_slots,
+            queued_blocks=self._spiller.dirty_count,
             indexed_blocks=len(self._residency.index),
         )
 
