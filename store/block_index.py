@@ -1,10 +1,11 @@
 """Which blocks are on disk, in which slot, after which parent, and in which order they go.
 
-One LMDB environment with three databases beside ``meta``:
+One LMDB environment with four databases beside ``meta``:
 
     entries    block key -> slot, place in the order, parent, token ids, under a checksum
     children   parent -> class and key of the blocks after it (sorted duplicates)
     order      (class, stamp, height, slot) -> key, ascending from the first to go
+    free       the slots that no entry names (``store.slot_map``)
 
 ``class`` is 0 for partial blocks, which go first, and 1 for full ones. A stamp is taken from a
 counter whenever a block is written or used. A parent must outlive its children, or they could not
@@ -13,8 +14,9 @@ behind that child (same stamp, height one more), so a chain is taken from its ta
 keeps the age of its latest use.
 
 Invariants: an entry that does not match its checksum is as none; rows of ``children`` and ``order``
-may be stale after damage, so both are checked against ``entries`` wherever they are read. Must not
-know of files, leases or caps.
+may be stale after damage, so both are checked against ``entries`` wherever they are read. It is
+asked, not loaded: opening it and keeping it open cost the same however many blocks there are. Must
+not know of files, leases or caps.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ import xxhash
 
 from sessionkv.store.directory import disk_bytes
 from sessionkv.store.environment import begin_read, open_environment, write
+from sessionkv.store.slot_map import SlotMap
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _ENTRY = struct.Struct("<IQI32s")
 _ROW = struct.Struct(">QII")
-_PARTIAL, _FULL = b"\x00", b"\x01"
+_PARTIAL, _FULL, _PAST_ALL = b"\x00", b"\x01", b"\x02"
 _SEAL_BYTES = 8
 # Most children of one block that are looked at, for a partial match or for the order.
 MAX_CHILDREN = 1024
@@ -64,6 +67,7 @@ class BlockIndex:
     The methods that take a transaction work inside :meth:`reading` or :meth:`write`.
 
     Attributes:
+        slots: The slots that no entry names. :meth:`put` and :meth:`remove` keep it.
         quarantined: Where a damaged index was moved to, None when there was none.
     """
 
@@ -75,12 +79,14 @@ class BlockIndex:
         """
         self._path = path
         self._full_bytes = 4 * block_size
-        self._env, self.quarantined = open_environment(path, max_dbs=4)
+        self._env, self.quarantined = open_environment(path, max_dbs=5)
         self._meta = self._env.open_db(b"meta")
         self._entries = self._env.open_db(b"entries")
         self._children = self._env.open_db(b"children", dupsort=True, dupfixed=True)
         self._order = self._env.open_db(b"order")
-        self._stamp = 0
+        self.slots = SlotMap(self._env)
+        with self.reading() as txn:
+            self._stamp = max(self._newest_stamp(txn, _FULL), self._newest_stamp(txn, _PAST_ALL))
 
     def reading(self) -> lmdb.Transaction:
         """A read transaction, to be used as a context and ended before anything waits."""
@@ -104,25 +110,10 @@ class BlockIndex:
         packed: bytes = msgpack.packb(layout)
         self.write(lambda txn: txn.put(b"layout", packed, db=self._meta))
 
-    def scan(self, end_slot: int) -> dict[int, bytes]:
-        """Slots in use (below ``end_slot``) and their keys; what is damaged is removed.
-
-        Called once at open, before the first stamp is taken. Cost: about 2 us an entry.
-        """
-        used: dict[int, bytes] = {}
-        bad: list[bytes] = []
+    def end_slot(self) -> int | None:
+        """One past the last slot that was ever named; None when that is damaged."""
         with self.reading() as txn:
-            for raw_key, value in txn.cursor(self._entries):
-                key = bytes(raw_key)
-                entry = _opened(key, bytes(value))
-                if entry is None or entry.slot >= end_slot or entry.slot in used:
-                    bad.append(key)
-                    continue
-                used[entry.slot] = key
-                self._stamp = max(self._stamp, entry.stamp)
-        if bad:
-            self.write(lambda txn: [txn.delete(key, db=self._entries) for key in bad])
-        return used
+            return self.slots.end(txn)
 
     def get(self, txn: lmdb.Transaction, key: bytes) -> Entry | None:
         """The entry of a block, None when there is none. About 5 us."""
@@ -147,12 +138,14 @@ class BlockIndex:
         """Number of blocks."""
         return int(txn.stat(self._entries)["entries"])
 
-    def entries(self, txn: lmdb.Transaction) -> Iterator[Entry]:
-        """All blocks, by key."""
-        for key, value in txn.cursor(self._entries):
-            entry = _opened(bytes(key), bytes(value))
-            if entry is not None:
-                yield entry
+    def entries(self, txn: lmdb.Transaction, after: bytes = b"") -> Iterator[Entry]:
+        """Blocks by key, those past ``after``; damaged ones are left out."""
+        cursor = txn.cursor(self._entries)
+        if cursor.set_range(after + b"\0"):
+            for key, value in cursor:
+                entry = _opened(bytes(key), bytes(value))
+                if entry is not None:
+                    yield entry
 
     def children(
         self, txn: lmdb.Transaction, parent: bytes, *, full: bool | None = None
@@ -173,17 +166,22 @@ class BlockIndex:
                 yield entry
 
     def put(self, txn: lmdb.Transaction, entry: Entry) -> None:
-        """Add a block that is not there, as the one used last."""
+        """Add a block that is not there, as the one used last; its slot is no longer free."""
         self._stamp += 1
+        self.slots.named(txn, entry.slot)
         entry = replace(entry, stamp=self._stamp, height=0)
         txn.put(entry.key, _sealed(entry), db=self._entries)
         txn.put(entry.parent, self._class(entry) + entry.key, db=self._children)
         txn.put(self._row(entry), entry.key, db=self._order)
 
-    def remove(self, txn: lmdb.Transaction, key: bytes) -> Entry | None:
-        """Forget a block; what was known of it, None when nothing was."""
+    def remove(self, txn: lmdb.Transaction, key: bytes, *, has_space: bool = True) -> Entry | None:
+        """Forget a block; what was known of it, None when nothing was.
+
+        Its slot is free once this is on disk; ``has_space`` says whether it keeps its disk space.
+        """
         entry = self.get(txn, key)
         if entry is not None:
+            self.slots.unnamed(txn, entry.slot, has_space=has_space)
             txn.delete(entry.parent, self._class(entry) + key, db=self._children)
             txn.delete(self._row(entry), db=self._order)
         txn.delete(key, db=self._entries)
@@ -245,6 +243,17 @@ class BlockIndex:
         txn.put(self._row(moved), entry.key, db=self._order)
         txn.put(entry.key, _sealed(moved), db=self._entries)
 
+    def _newest_stamp(self, txn: lmdb.Transaction, end: bytes) -> int:
+        """Stamp of the last row of the order before ``end`` that its entry bears out, or 0."""
+        cursor = txn.cursor(self._order)
+        is_there = cursor.prev() if cursor.set_range(end) else cursor.last()
+        while is_there:
+            entry = self.get(txn, bytes(cursor.value()))
+            if entry is not None and self._row(entry) == bytes(cursor.key()):
+                return entry.stamp
+            is_there = cursor.prev()
+        return 0
+
     def _class(self, entry: Entry) -> bytes:
         return _FULL if len(entry.tokens) == self._full_bytes else _PARTIAL
 
@@ -279,7 +288,8 @@ def open_index(folder: Path, layout: dict[str, int], *, cap_bytes: int) -> Block
     is_new = not any(folder.iterdir())
     index = BlockIndex(folder / "index", layout["block_size"])
     if not is_new:
-        if index.layout() == layout and index.used_bytes() <= cap_bytes // 2:
+        is_sound = index.layout() == layout and index.end_slot() is not None
+        if is_sound and index.used_bytes() <= cap_bytes // 2:
             return index
         _log.warning("the blocks in %s cannot be kept; starting empty", folder)
         index.close()
