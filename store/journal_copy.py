@@ -76,10 +76,11 @@ class JournalCopy:
 
     def _copy(self) -> None:
         try:
-            self._env.copy(str(self.folder), compact=True, txn=self._moment)
-            self.data.chmod(0o600)
-            fd = os.open(self.data, os.O_RDONLY | os.O_CLOEXEC)
+            # Not by path: LMDB would let others read the file.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(self.data, flags, 0o600)
             try:
+                self._env.copyfd(fd, compact=True, txn=self._moment)
                 os.fsync(fd)
             finally:
                 os.close(fd)
