@@ -71,7 +71,7 @@ class ExportedBlock:
 
 @dataclass(frozen=True, slots=True)
 class ExportCounts:
-    """How much is in a file. Turns include the roots of sessions."""
+    """How much is in a file. Nodes are turns, and the roots of sessions."""
 
     nodes: int = 0
     sessions: int = 0
@@ -86,6 +86,9 @@ class ExportWriter:
 
     Order: for each tree of turns its nodes, parents first, and their sessions; then KV sections
     with their blocks. :meth:`finish` makes it a whole file.
+
+    Attributes:
+        num_turns: Nodes so far that are no roots.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -94,7 +97,7 @@ class ExportWriter:
         head = _FILE_HEAD.pack(MAGIC, VERSION)
         file.write(head)
         self._before = xxhash.xxh3_64_digest(head)
-        self._nodes = self._sessions = self._blocks = 0
+        self.num_turns = self._nodes = self._sessions = self._blocks = 0
 
     def add(self, item: ExportItem) -> None:
         """Write one item.
@@ -104,6 +107,7 @@ class ExportWriter:
         """
         if isinstance(item, NodeRecord):
             self._nodes += 1
+            self.num_turns += item.parent_id is not None
             self._put(_NODE, msgpack.packb(node_to_map(item)))
         elif isinstance(item, PortableSession):
             self._sessions += 1

@@ -57,7 +57,8 @@ def test_a_family_of_forks_goes_on_as_if_it_had_never_moved(tmp_path: Path) -> N
         next_turn = trip.turn("three", sampling=SHORT)
     with open_engine(engine_config(tmp_path / "b")) as engine:
         engine.open("before").turn("x", sampling=SHORT)  # numbers of turns differ
-        assert import_tree(engine, tree) == {"sessions": names, "turns": 3}
+        value = import_tree(engine, tree)
+        assert value == {"sessions": names, "turns": 3, "other_tokenizer": []}
         assert {name: log_of(engine, name) for name in names} == logs
         assert shape(engine, *names) == shapes
         for name in names:
@@ -105,8 +106,7 @@ def test_another_tokenizer_encodes_anew_at_the_next_turn(tmp_path: Path) -> None
     built.write_folder("llama3", folder)
     config = engine_config(tmp_path / "b", blocks=512)
     with open_engine(config, runner={"text_dir": folder}) as engine:
-        for tree in trees:
-            import_tree(engine, tree)
+        assert [import_tree(engine, tree)["other_tokenizer"] for tree in trees] == [["a"], ["raw"]]
         assert engine.session("a").info(history=True).messages == messages
         again = engine.session("a").turn("two", sampling=SHORT)
         assert again.cache.miss.reason is MissReason.IDENTITY_CHANGED
