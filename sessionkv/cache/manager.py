@@ -23,7 +23,7 @@ from sessionkv.cache.invariants import check_cache
 from sessionkv.cache.ledger import CacheUsage, Ledger
 from sessionkv.cache.matching import Found
 from sessionkv.cache.residency import Residency
-from sessionkv.cache.retention_view import RetentionView
+from sessionkv.cache.retention_view import UNRETAINED, RetentionView
 from sessionkv.cache.running import RunningSet
 from sessionkv.cache.sequence import RunningSequence
 from sessionkv.cache.spilling import Spiller
@@ -331,6 +331,32 @@ class KVCacheManager:
     def dirty_count(self) -> int:
         """Blocks asked to be on disk, or on their way, that have not arrived; 0 ends a flush."""
         return self._spiller.dirty_count
+
+    def request_retained(self) -> None:
+        """Ask for every block that sessions want and the disk lacks, the most wanted first.
+
+        O(blocks). Of one rank those known longest come first: the start of a history before its
+        end.
+        """
+        rank = self._residency.highest_rank
+        self._spiller.request(sorted(self._retained_dirty(), key=rank, reverse=True))
+
+    def num_retained_dirty(self) -> int:
+        """Blocks that sessions want and the disk lacks; 0 where there is no disk. O(blocks)."""
+        return len(self._retained_dirty()) if self._residency.disk else 0
+
+    def _retained_dirty(self) -> list[BlockHash]:
+        rank = self._residency.highest_rank
+        dirty = [e.record.key for e in self._residency.index if not e.on_disk]
+        return [key for key in dirty if rank(key) > UNRETAINED]
+
+    def drop_requests(self) -> None:
+        """Start no more of the writes that were asked for."""
+        self._spiller.drop_requests()
+
+    def any_unwritten(self, keys: Iterable[BlockHash]) -> bool:
+        """Whether one of the blocks waits to be written, or is on its way. O(keys)."""
+        return self._spiller.any_unwritten(keys)
 
     def on_disk_evicted(self, keys: Iterable[BlockHash]) -> None:
         """The store dropped these records to make room."""

@@ -252,6 +252,10 @@ class Residency:
             raise KeyError(f"block {block} of {pool.tier} holds no known content")
         return self.index.entries[key]
 
+    def highest_rank(self, key: BlockHash) -> int:
+        """Rank of content in the tier that it is wanted in most."""
+        return max(self._retention.rank(key, tier) for tier in Tier)
+
     # -- room
 
     def settle_fallen(self) -> None:

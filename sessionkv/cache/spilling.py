@@ -51,6 +51,7 @@ class Spiller:
         self._ahead = {Tier.DEVICE: clean_ahead_blocks, Tier.HOST: clean_ahead_blocks}
         self._jobs: dict[int, _Job] = {}
         self._requested: dict[BlockHash, None] = {}
+        self._writing: set[BlockHash] = set()
         self._host_wanted = 0
         self._at_rest: tuple[int, int, int] | None = None
 
@@ -76,9 +77,15 @@ class Spiller:
     @property
     def dirty_count(self) -> int:
         """Blocks asked for that are not on disk yet, and all others on their way there."""
-        return len(self._requested) + sum(
-            len(job.entries) for job in self._jobs.values() if job.transfer.dst is Tier.DISK
-        )
+        return len(self._requested) + len(self._writing - self._requested.keys())
+
+    def any_unwritten(self, keys: Iterable[BlockHash]) -> bool:
+        """Whether one of the blocks is asked for, or on its way to disk."""
+        return any(key in self._requested or key in self._writing for key in keys)
+
+    def drop_requests(self) -> None:
+        """Forget what is asked for and not under way."""
+        self._requested.clear()
 
     # -- planning
 
@@ -184,12 +191,6 @@ class Spiller:
         residency = self._residency
         if not self._requested:
             return []
-        writing = {
-            entry.record.key
-            for job in self._jobs.values()
-            if job.transfer.dst is Tier.DISK
-            for entry in job.entries
-        }
         room = MAX_WRITES - sum(len(job.entries) for job in self._jobs.values() if job.written)
         from_device: list[_Copy] = []
         from_host: list[_Copy] = []
@@ -197,7 +198,7 @@ class Spiller:
             key = next(iter(self._requested))
             del self._requested[key]
             entry = residency.index.get(key)
-            if entry is None or entry.on_disk or key in writing:
+            if entry is None or entry.on_disk or key in self._writing:
                 continue
             if entry.host is not None:
                 from_host.append(self._copy_to_disk(residency.host, entry.host))
@@ -247,6 +248,8 @@ class Spiller:
             transfer = Transfer(next(self._transfer_ids), source, target, moves)
             entries = [entry for entry, _ in part]
             self._jobs[transfer.transfer_id] = _Job(transfer, entries, written)
+            if target is Tier.DISK:
+                self._writing.update(entry.record.key for entry in entries)
             transfers.append(transfer)
         return transfers
 
@@ -264,6 +267,7 @@ class Spiller:
             if transfer.dst is Tier.HOST:
                 self._residency.answered_by_host(entry, move.dst, succeeded=succeeded)
             else:
+                self._writing.discard(entry.record.key)
                 self._residency.answered_by_disk(entry, succeeded=succeeded)
             pool.release(move.src)
 

@@ -163,6 +163,7 @@ def _build_parts(
         num_device_blocks=runner.num_blocks,
         num_host_blocks=num_host_blocks,
         disk=blocks is not None,
+        spill_to_disk=config.cache.durability != "off",
         prefix_cache=has_cache,
         retention=retention,
     )
