@@ -3,15 +3,17 @@
 One LMDB environment with four databases beside ``meta``:
 
     entries    block key -> slot, place in the order, parent, token ids, under a checksum
-    children   parent -> class and key of the blocks after it (sorted duplicates)
+    children   parent -> kind and key of the blocks after it (sorted duplicates)
     order      (class, stamp, height, slot) -> key, ascending from the first to go
     free       the slots that no entry names (``store.slot_map``)
 
-``class`` is 0 for partial blocks, which go first, and 1 for full ones. A stamp is taken from a
-counter whenever a block is written or used. A parent must outlive its children, or they could not
-be reached: a block that comes to the cold end with a child used later is moved up, lazily, to just
-behind that child (same stamp, height one more), so a chain is taken from its tail and as a whole
-keeps the age of its latest use.
+``kind`` is 0 for partial blocks and 1 for full ones; ``class`` is twice the rank of retention and
+the kind, so that in each rank partial blocks go first. A stamp is taken from a counter whenever a
+block is written or used. A parent must outlive its children, or they could not be reached: a block
+that comes to the cold end with a child of a higher class, or used later, is moved up, lazily, to
+just behind that child (same rank and stamp, height one more), so a chain is taken from its tail
+and as a whole keeps the age of its latest use. A rank is kept with its block, so that the order
+outlives a restart; one that has risen meanwhile counts when the block comes to the cold end.
 
 Invariants: an entry that does not match its checksum is as none; rows of ``children`` and ``order``
 may be stale after damage, so both are checked against ``entries`` wherever they are read. It is
@@ -24,7 +26,7 @@ from __future__ import annotations
 import logging
 import shutil
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -42,8 +44,11 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _ENTRY = struct.Struct("<IQI32s")
-_ROW = struct.Struct(">QII")
-_PARTIAL, _FULL, _PAST_ALL = b"\x00", b"\x01", b"\x02"
+_ROW = struct.Struct(">BQII")
+_PARTIAL, _FULL = b"\x00", b"\x01"
+_MAX_RANK = 126
+# Rank and height share 32 bits.
+_HEIGHT_BITS = 24
 _SEAL_BYTES = 8
 # Most children of one block that are looked at, for a partial match or for the order.
 MAX_CHILDREN = 1024
@@ -59,6 +64,7 @@ class Entry:
     slot: int
     stamp: int = 0
     height: int = 0
+    rank: int = 0
 
 
 class BlockIndex:
@@ -86,7 +92,7 @@ class BlockIndex:
         self._order = self._env.open_db(b"order")
         self.slots = SlotMap(self._env)
         with self.reading() as txn:
-            self._stamp = max(self._newest_stamp(txn, _FULL), self._newest_stamp(txn, _PAST_ALL))
+            self._stamp = self._newest_stamp(txn)
 
     def reading(self) -> lmdb.Transaction:
         """A read transaction, to be used as a context and ended before anything waits."""
@@ -169,9 +175,10 @@ class BlockIndex:
         """Add a block that is not there, as the one used last; its slot is no longer free."""
         self._stamp += 1
         self.slots.named(txn, entry.slot)
-        entry = replace(entry, stamp=self._stamp, height=0)
+        rank = min(entry.rank, _MAX_RANK)
+        entry = replace(entry, stamp=self._stamp, height=0, rank=rank)
         txn.put(entry.key, _sealed(entry), db=self._entries)
-        txn.put(entry.parent, self._class(entry) + entry.key, db=self._children)
+        txn.put(entry.parent, self._kind(entry) + entry.key, db=self._children)
         txn.put(self._row(entry), entry.key, db=self._order)
 
     def remove(self, txn: lmdb.Transaction, key: bytes, *, has_space: bool = True) -> Entry | None:
@@ -182,7 +189,7 @@ class BlockIndex:
         entry = self.get(txn, key)
         if entry is not None:
             self.slots.unnamed(txn, entry.slot, has_space=has_space)
-            txn.delete(entry.parent, self._class(entry) + key, db=self._children)
+            txn.delete(entry.parent, self._kind(entry) + key, db=self._children)
             txn.delete(self._row(entry), db=self._order)
         txn.delete(key, db=self._entries)
         return entry
@@ -193,13 +200,24 @@ class BlockIndex:
             entry = self.get(txn, key)
             if entry is not None:
                 self._stamp += 1
-                self._move(txn, entry, stamp=self._stamp, height=0)
+                self._move(txn, entry, stamp=self._stamp, height=0, rank=entry.rank)
 
-    def coldest(self, txn: lmdb.Transaction, leased: Container[int]) -> Entry | None:
+    def set_ranks(self, txn: lmdb.Transaction, ranks: Mapping[bytes, int]) -> None:
+        """The blocks have these ranks now; each keeps its place by use. Others are passed over."""
+        for key, rank in ranks.items():
+            entry = self.get(txn, key)
+            if entry is not None and entry.rank != rank:
+                rank = min(rank, _MAX_RANK)
+                self._move(txn, entry, stamp=entry.stamp, height=entry.height, rank=rank)
+
+    def coldest(
+        self, txn: lmdb.Transaction, leased: Container[int], rank_of: Callable[[bytes], int]
+    ) -> Entry | None:
         """The block that is to go first, not in a leased slot; None when there is none.
 
-        May move blocks up in the order. Amortised O(log blocks): a block is moved up once for
-        each time that it comes to the cold end before its children.
+        Moves blocks up in the order whose rank, by ``rank_of``, has risen, and those that would go
+        before their children. Amortised O(log blocks): once for each time that a block comes to
+        the cold end.
         """
         cursor = txn.cursor(self._order)
         row = b""
@@ -210,6 +228,8 @@ class BlockIndex:
                 txn.delete(row, db=self._order)
             elif entry.slot in leased:
                 row += b"\0"
+            elif (rank := min(rank_of(key), _MAX_RANK)) > entry.rank:
+                self._move(txn, entry, stamp=entry.stamp, height=entry.height, rank=rank)
             elif not self._defer(txn, entry):
                 return entry
         return None
@@ -223,47 +243,56 @@ class BlockIndex:
         self._env.close()
 
     def _defer(self, txn: lmdb.Transaction, entry: Entry) -> bool:
-        """Move a block whose children were used later behind them; False when there is no such."""
+        """Move a block whose children go later behind them; False when there is no such."""
         path = [entry]
         while True:
             later = self.children(txn, path[-1].key, full=True)
             newest = max(later, key=self._row, default=None)
-            # Ranks rise along the path, so it ends.
+            # Rows rise along the path, so it ends.
             if newest is None or self._row(newest) <= self._row(path[-1]):
                 break
             path.append(newest)
         last = path.pop()
         for height, above in enumerate(reversed(path), last.height + 1):
-            self._move(txn, above, stamp=last.stamp, height=height)
+            self._move(txn, above, stamp=last.stamp, height=height, rank=last.rank)
         return bool(path)
 
-    def _move(self, txn: lmdb.Transaction, entry: Entry, *, stamp: int, height: int) -> None:
-        moved = replace(entry, stamp=stamp, height=height)
+    def _move(
+        self, txn: lmdb.Transaction, entry: Entry, *, stamp: int, height: int, rank: int
+    ) -> None:
+        moved = replace(entry, stamp=stamp, height=height, rank=rank)
         txn.delete(self._row(entry), db=self._order)
         txn.put(self._row(moved), entry.key, db=self._order)
         txn.put(entry.key, _sealed(moved), db=self._entries)
 
-    def _newest_stamp(self, txn: lmdb.Transaction, end: bytes) -> int:
-        """Stamp of the last row of the order before ``end`` that its entry bears out, or 0."""
+    def _newest_stamp(self, txn: lmdb.Transaction) -> int:
+        """The highest stamp of an entry that its row bears out, or 0. O(classes)."""
+        newest = 0
         cursor = txn.cursor(self._order)
-        is_there = cursor.prev() if cursor.set_range(end) else cursor.last()
+        is_there = cursor.last()
         while is_there:
+            row = bytes(cursor.key())
             entry = self.get(txn, bytes(cursor.value()))
-            if entry is not None and self._row(entry) == bytes(cursor.key()):
-                return entry.stamp
-            is_there = cursor.prev()
-        return 0
+            if entry is None or self._row(entry) != row:
+                is_there = cursor.prev()
+                continue
+            newest = max(newest, entry.stamp)
+            # It is the last of its class: on to the class before.
+            is_there = cursor.set_range(row[:1]) and cursor.prev()
+        return newest
 
-    def _class(self, entry: Entry) -> bytes:
+    def _kind(self, entry: Entry) -> bytes:
         return _FULL if len(entry.tokens) == self._full_bytes else _PARTIAL
 
     def _row(self, entry: Entry) -> bytes:
-        return self._class(entry) + _ROW.pack(entry.stamp, entry.height, entry.slot)
+        is_full = len(entry.tokens) == self._full_bytes
+        return _ROW.pack(2 * entry.rank + is_full, entry.stamp, entry.height, entry.slot)
 
 
 def _sealed(entry: Entry) -> bytes:
     """The value of ``entries``; the checksum covers the key too."""
-    body = _ENTRY.pack(entry.slot, entry.stamp, entry.height, entry.parent) + entry.tokens
+    rank_and_height = entry.rank << _HEIGHT_BITS | entry.height
+    body = _ENTRY.pack(entry.slot, entry.stamp, rank_and_height, entry.parent) + entry.tokens
     return xxhash.xxh3_64_digest(entry.key + body) + body
 
 
@@ -271,8 +300,9 @@ def _opened(key: bytes, value: bytes) -> Entry | None:
     body = value[_SEAL_BYTES:]
     if len(body) < _ENTRY.size or xxhash.xxh3_64_digest(key + body) != value[:_SEAL_BYTES]:
         return None
-    slot, stamp, height, parent = _ENTRY.unpack_from(body)
-    return Entry(key, parent, body[_ENTRY.size :], slot, stamp, height)
+    slot, stamp, rank_and_height, parent = _ENTRY.unpack_from(body)
+    rank, height = rank_and_height >> _HEIGHT_BITS, rank_and_height % (1 << _HEIGHT_BITS)
+    return Entry(key, parent, body[_ENTRY.size :], slot, stamp, height, rank)
 
 
 def open_index(folder: Path, layout: dict[str, int], *, cap_bytes: int) -> BlockIndex:

@@ -57,10 +57,10 @@ _RETRY_S = 30.0
 _MANY_NOTES = 1024
 
 
-def nothing_pinned(key: bytes) -> bool:
-    """Plain order of use."""
+def unranked(key: bytes) -> int:
+    """Of blocks that are written: nobody retains them. Of others: as they were written."""
     del key
-    return False
+    return 0
 
 
 class BlockStore:
@@ -73,7 +73,7 @@ class BlockStore:
         geometry: KVGeometry,
         *,
         cap_bytes: int,
-        is_pinned: Callable[[bytes], bool] = nothing_pinned,
+        rank_of: Callable[[bytes], int] = unranked,
         gates: Gates = OPEN_GATES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,8 +84,9 @@ class BlockStore:
             identity: Digest of everything that changes KV bytes; names the folder.
             geometry: Shape of the blocks; part of what the identity digests.
             cap_bytes: Most bytes of all block stores of the directory, metadata included; above 0.
-            is_pinned: Whether a block goes after all that are not; asked on this thread, for blocks
-                that are next to go.
+            rank_of: Rank of retention of a block, as far as is known, else 0: blocks of a lower
+                one go first. Asked on this thread, for blocks that are written, that are next to
+                go, or that were named to :meth:`ranks_fell`.
             gates: Points where tests hold the thread.
             clock: Monotonic seconds.
 
@@ -98,6 +99,7 @@ class BlockStore:
         self._block_size = geometry.block_size
         self._gates = gates
         self._clock = clock
+        self._rank_of = rank_of
         self._counts = BlockStoreCounts()
         self._receipts: dict[int, list[int]] = {}
         self._receipt_ids = count(1)
@@ -120,7 +122,7 @@ class BlockStore:
                 self._segments,
                 slot_bytes=self._layout.slot_bytes,
                 cap_bytes=cap_bytes,
-                is_pinned=is_pinned,
+                rank_of=rank_of,
             )
         self._trim()
         if not self._space.fits_one():
@@ -267,6 +269,13 @@ class BlockStore:
             batch = keys[start : start + BATCH_RECORDS]
             self._remove(partial(self._remove_keys, keys=batch))
 
+    def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
+        """The ranks of these blocks may be lower than when they were last asked for."""
+        try:
+            self._space.note_fallen(keys)
+        except lmdb.Error as error:
+            self._turn_off(error)
+
     def evicted(self) -> tuple[BlockHash, ...]:
         """Keys that left the disk since the last call and are not there now.
 
@@ -349,8 +358,10 @@ class BlockStore:
             with self._index.reading() as txn:
                 job.known |= {r.key for r, _ in blocks if self._index.get(txn, r.key)}
             new = dict.fromkeys(r.key for r, _ in blocks if r.key not in job.known)
-            slots = self._space.take(len(new))
-            job.slots.update(zip(new, slots, strict=False))
+            ranks = {key: self._rank_of(key) for key in new}
+            wanted_most = sorted(new, key=lambda key: -ranks[key])
+            slots = self._space.take([ranks[key] for key in wanted_most])
+            job.slots.update(zip(wanted_most, slots, strict=False))
         except (OSError, lmdb.Error) as error:
             job.error = error
         return job
@@ -385,7 +396,8 @@ class BlockStore:
                 if len(child.tokens) < len(tokens) and tokens.startswith(child.tokens):
                     self._index.remove(txn, child.key)
                     dropped.append(child)
-            self._index.put(txn, Entry(record.key, record.parent, tokens, slot))
+            rank = self._rank_of(record.key)
+            self._index.put(txn, Entry(record.key, record.parent, tokens, slot, rank=rank))
         return dropped
 
     def _trim(self) -> None:

@@ -107,6 +107,13 @@ class _Piece(Generic[_J]):
         return self.running is None or self.running.done
 
 
+@dataclass(frozen=True, slots=True)
+class _Fallen:
+    """Blocks whose ranks may have fallen."""
+
+    keys: tuple[BlockHash, ...]
+
+
 class BlockThread:
     """Owns a block store from :meth:`start` to :meth:`close`.
 
@@ -123,7 +130,7 @@ class BlockThread:
         self._changed = threading.Condition()
         self._lookups: deque[tuple[int, DiskQuery] | int] = deque()
         self._reads: deque[_Work] = deque()
-        self._writes: deque[_Work | tuple[BlockHash, ...]] = deque()
+        self._writes: deque[_Work | _Fallen | tuple[BlockHash, ...]] = deque()
         # Pieces under way, in the order begun.
         self._reading: deque[_Piece[ReadJob]] = deque()
         self._writing: deque[_Piece[WriteJob]] = deque()
@@ -173,6 +180,13 @@ class BlockThread:
                 return
             queue.append(work)
             self._changed.notify()
+
+    def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
+        """Queue a note that the ranks of blocks may have fallen, after the writes that wait."""
+        with self._changed:
+            if not self._closing:
+                self._writes.append(_Fallen(tuple(keys)))
+                self._changed.notify()
 
     def delete(self, keys: Sequence[BlockHash]) -> None:
         """Queue a delete, after the writes that wait."""
@@ -302,7 +316,10 @@ class BlockThread:
         work = self._writes[0]
         if not isinstance(work, _Work):
             self._writes.popleft()
-            self._blocks.delete(work)
+            if isinstance(work, _Fallen):
+                self._blocks.ranks_fell(work.keys)
+            else:
+                self._blocks.delete(work)
             return
         moves, views = work.next_piece(_WRITE_PIECE_BYTES)
         piece: _Piece[WriteJob] = _Piece(work, len(moves))

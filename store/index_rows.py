@@ -49,7 +49,7 @@ def repair_rows(index: BlockIndex) -> int:
         for database, key, value in list(_stale_rows(txn, index)):
             txn.delete(key, value, db=database)
         for entry in list(index.entries(txn)):
-            txn.put(entry.parent, index._class(entry) + entry.key, db=index._children)
+            txn.put(entry.parent, index._kind(entry) + entry.key, db=index._children)
             txn.put(index._row(entry), entry.key, db=index._order)
             index.slots.named(txn, entry.slot)
         return len(bad)
@@ -58,7 +58,7 @@ def repair_rows(index: BlockIndex) -> int:
 
 
 def _has_rows(txn: lmdb.Transaction, index: BlockIndex, entry: Entry) -> bool:
-    child = index._class(entry) + entry.key
+    child = index._kind(entry) + entry.key
     is_child = txn.cursor(index._children).set_key_dup(entry.parent, child)
     return is_child and txn.get(index._row(entry), db=index._order) == entry.key
 
@@ -70,7 +70,7 @@ def _stale_rows(
     for raw_parent, raw_child in txn.cursor(index._children):
         parent, child = bytes(raw_parent), bytes(raw_child)
         entry = index.get(txn, child[1:])
-        if entry is None or entry.parent != parent or index._class(entry) != child[:1]:
+        if entry is None or entry.parent != parent or index._kind(entry) != child[:1]:
             yield index._children, parent, child
     for raw_row, raw_key in txn.cursor(index._order):
         row, key = bytes(raw_row), bytes(raw_key)

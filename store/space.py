@@ -36,6 +36,7 @@ _RECLAIM_AT_ONCE = 8
 _INDEX_SLACK_BYTES = (64 * 1024, 2 * 1024**2)
 # A crash leaves disk space in at most the batch under way and the one that failed before it.
 _LEFT_BY_CRASH = 256
+_ANY_RANK = 255
 # Uses noted in memory: so many are written at once, and past so many the oldest are forgotten.
 _NOTES_AT_ONCE, _MAX_NOTES = 256, 16_384
 
@@ -57,7 +58,7 @@ class Space:
         *,
         slot_bytes: int,
         cap_bytes: int,
-        is_pinned: Callable[[bytes], bool],
+        rank_of: Callable[[bytes], int],
     ) -> None:
         """Give back the space that a crash left in unused slots. O(1) in the number of blocks."""
         self.cap_bytes = cap_bytes
@@ -67,11 +68,12 @@ class Space:
         self._index = index
         self._segments = segments
         self._slot_bytes = slot_bytes
-        self._is_pinned = is_pinned
+        self._rank_of = rank_of
         self._leases: Counter[int] = Counter()
         self._out: set[int] = set()  # taken and spare
         self._spare: list[int] = []
         self._notes: dict[bytes, None] = {}
+        self._fallen: dict[bytes, None] = {}
         self._disk_is_full = False
         self._foreign = _other_folders(folder)
         self._end = index.end_slot() or 0
@@ -111,8 +113,14 @@ class Space:
         while len(self._notes) > _MAX_NOTES:
             del self._notes[next(iter(self._notes))]
 
+    def note_fallen(self, keys: Iterable[bytes]) -> None:
+        """The ranks of the blocks may have fallen; in memory until :meth:`write_notes`."""
+        self._fallen.update(dict.fromkeys(keys))
+        if len(self._fallen) > _MAX_NOTES:
+            self.write_notes(at_least=_NOTES_AT_ONCE)
+
     def write_notes(self, *, at_least: int = 1) -> None:
-        """Take the noted uses into the order, where there are so many.
+        """Take noted uses and ranks into the order, where there are so many of a kind.
 
         Raises:
             lmdb.Error: The disk failed; nothing was lost.
@@ -122,18 +130,26 @@ class Space:
             self._index.write(partial(self._index.touch, keys=keys))
             for key in keys:
                 del self._notes[key]
+        while len(self._fallen) >= at_least:
+            keys = list(islice(self._fallen, _NOTES_AT_ONCE))
+            ranks = {key: self._rank_of(key) for key in keys}
+            self._index.write(partial(self._index.set_ranks, ranks=ranks))
+            for key in keys:
+                del self._fallen[key]
 
-    def take(self, count: int) -> list[int]:
-        """Up to ``count`` slots with disk space, evicting others' blocks and then our coldest.
+    def take(self, ranks: Sequence[int]) -> list[int]:
+        """A slot with disk space for each rank, evicting others' blocks and then our coldest.
 
-        Fewer where everything else is leased. Every slot taken is to be handed to :meth:`used` or
-        :meth:`give_back`. Ascending where they were not evicted for it.
+        ``ranks`` descend: those of the blocks to be written. Fewer slots where everything else is
+        leased, or of a higher rank than the blocks it would make room for. Every slot taken is to
+        be handed to :meth:`used` or :meth:`give_back`.
 
         Raises:
             OSError: The disk is full and nothing can be evicted, or failed.
             lmdb.Error: As OSError.
         """
         slots: list[int] = []
+        count = len(ranks)
         self._disk_is_full = False
         try:
             while self._spare and len(slots) < count:
@@ -142,7 +158,7 @@ class Space:
             if len(slots) < count:
                 self._take_holes(slots, count)
             if len(slots) < count:
-                self._allocate(slots, self._evict(count - len(slots), release=False))
+                self._allocate(slots, self._evict(ranks[len(slots) :], release=False))
             if not slots and count and self._disk_is_full:
                 raise OSError(errno.ENOSPC, "the disk is full and no block can be evicted")
         except BaseException:
@@ -179,13 +195,13 @@ class Space:
             if self._drop_foreign() or self.release_space():
                 continue
             count = min(-(-over // self._slot_bytes), _EVICT_AT_ONCE)
-            if not self._evict(count, release=True):
+            if not self._evict([_ANY_RANK] * count, release=True):
                 return  # the rest is leased
 
     def reclaim(self) -> None:
         """The disk is full: give back some space even if the index cannot grow by a page."""
         if not self._drop_foreign() and not self.release_space():
-            self._evict(_RECLAIM_AT_ONCE, release=True)
+            self._evict([_ANY_RANK] * _RECLAIM_AT_ONCE, release=True)
 
     def release_space(self) -> bool:
         """Give back the disk space of some unused slots; False when none has any.
@@ -265,24 +281,18 @@ class Space:
         self._disk_is_full = free < self._slot_bytes
         return min(free, self.cap_bytes - self.used_bytes() - self._slack())
 
-    def _evict(self, count: int, *, release: bool) -> list[int]:
+    def _evict(self, ranks: Sequence[int], *, release: bool) -> list[int]:
         """Forget the coldest blocks; their slots, ready to be taken (or holes, when released).
 
-        A pinned block that comes to the cold end goes back to the hot one, until nothing else is
-        left: amortised as often as blocks are used.
+        One for each of ``ranks``, until the next to go has a higher rank than that.
         """
 
         def work(txn: lmdb.Transaction) -> list[Entry]:
             gone: list[Entry] = []
-            passed = 0
-            while len(gone) < count:
-                entry = self._index.coldest(txn, self._leases)
-                if entry is None:
+            for rank in ranks:
+                entry = self._index.coldest(txn, self._leases, self._rank_of)
+                if entry is None or entry.rank > rank:
                     break
-                if self._is_pinned(entry.key) and passed < self._index.count(txn):
-                    passed += 1
-                    self._index.touch(txn, (entry.key,))
-                    continue
                 self._index.remove(txn, entry.key, has_space=not release)
                 gone.append(entry)
             if release:

@@ -141,6 +141,11 @@ class StoreWorker:
         if self._blocks is not None:
             self._blocks.delete(keys)
 
+    def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
+        """The ranks of these blocks, as the block store asks for them, may have fallen."""
+        if self._blocks is not None:
+            self._blocks.ranks_fell(keys)
+
     def stats(self) -> BlockStoreStats | None:
         """Figures of the block store when it was last idle; None when the disk tier is off."""
         return None if self._blocks is None else self._blocks.stats

@@ -65,12 +65,8 @@ class Retention:
             return EXPECTED
         return RETAINED if key in self._owners else UNRETAINED
 
-    def pinned_on_disk(self, key: bytes) -> bool:
-        """Whether ``key`` is pinned there. Any thread may ask: it is one look-up in a dict."""
-        return key in self._on_disk
-
     def rank_on_disk(self, key: bytes) -> int:
-        """As :meth:`rank` for the disk. Any thread may ask: it is two look-ups in dicts."""
+        """As :meth:`rank` for the disk, 0 also for what is not known here. Any thread may ask."""
         return self.rank(BlockHash(key), Tier.DISK)
 
     def take_fallen(self) -> tuple[BlockHash, ...]:

@@ -161,6 +161,9 @@ class Core:
         stale = parts.kv.take_stale()
         if stale:
             parts.store.delete(stale)
+        fallen = parts.kv.take_fallen()
+        if fallen:
+            parts.store.ranks_fell(fallen)
         self._calls.finish_flushes()
 
     # What comes in ---------------------------------------------------------------------------

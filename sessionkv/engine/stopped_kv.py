@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sessionkv.cache.chain import TokenChain, full_key, partial_key
+from sessionkv.cache.retention_view import RETAINED
 from sessionkv.engine.stopped_sessions import StoppedSessions
 from sessionkv.errors import StoreUnavailable
 from sessionkv.store.block_store import BlockStore
@@ -115,7 +116,11 @@ class KVImport:
                         f"the blocks in {stored.path} have another shape than those of the file"
                     )
         self._blocks = BlockStore(
-            self._directory, section.identity, section.geometry, cap_bytes=_NO_CAP
+            self._directory,
+            section.identity,
+            section.geometry,
+            cap_bytes=_NO_CAP,
+            rank_of=lambda key: RETAINED,  # all of it is sessions'
         )
 
     def add(self, block: ExportedBlock) -> None:
