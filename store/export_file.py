@@ -156,6 +156,7 @@ class ExportReader:
         self.offset = 0
         self.counts = ExportCounts()
         self._shape = TreeShape()
+        self._node_ids: set[int] = set()
         self._kv: KVSection | None = None
         if head[:8] != MAGIC:
             raise ExportDamaged("this is not a file of exported sessions", 0)
@@ -238,6 +239,9 @@ class ExportReader:
         if node.parent_id is None:
             self._shape.check_whole()
             self._shape = TreeShape()
+        if node.node_id in self._node_ids:
+            raise ValueError(f"two turns have the number {node.node_id}")
+        self._node_ids.add(node.node_id)
         self._shape.add_node(node)
         return node
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.environment import check_environment
 from sessionkv.store.index_rows import check_rows, repair_rows
 from sessionkv.store.journal import Journal
+from sessionkv.store.questions import ListSessions, SessionPage
 from sessionkv.store.stopped import StoredBlocks, identity_folders
+from sessionkv.types import TOKEN_BYTES, NodeRecord, SessionRow
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage, how much of it is done, and of how much."""
@@ -93,18 +95,65 @@ def _verify_journal(directory: StoreDirectory, found: Verified, progress: Progre
     if damage is not None:
         found.add("journal", damage)
         return
-    journal = Journal(directory)
     try:
-        state = journal.load()
-        found.turns = sum(node.kind != "root" for node in state.nodes)
-        found.sessions, found.keys = len(state.heads), len(state.keys)
-        if journal.damaged_records:
-            found.add("journal", f"{journal.damaged_records} records are damaged")
+        journal = Journal(directory)
     except StoreError as error:
         found.add("journal", error.message)
+        return
+    try:
+        for what in _records(journal, found):
+            found.add("journal", what)
     finally:
         journal.close()
     progress("journal", 1, 1)
+
+
+def _records(journal: Journal, found: Verified) -> Iterator[str]:
+    """What is wrong with the journal's records, and with the rows derived from them."""
+    state, figures, summary = journal.load(), journal.figures(), journal.summary()
+    found.turns = sum(node.parent_id is not None for node in state.nodes)
+    found.sessions, found.keys = len(state.heads), len(state.keys)
+    for noun, there, readable in (
+        ("turns (and roots)", figures.num_nodes, len(state.nodes)),
+        ("sessions", summary.num_named + summary.num_unnamed, len(state.heads)),
+        ("idempotency keys", figures.num_keys, len(state.keys)),
+    ):
+        if there != readable:
+            yield f"{there - readable} of {there} {noun} are damaged, or need one that is"
+    ends = _ends(state.nodes)
+    listed = set()
+    for tenant in sorted({head.tenant for head in state.heads}):
+        for row in _rows(journal, tenant):
+            head = row.head
+            listed.add((head.tenant, head.name))
+            if ends.get(head.node_id) not in (None, (row.num_turns, row.num_tokens)):
+                yield f"session {head.name!r} is listed with a wrong number of turns or tokens"
+    unlisted = sum((head.tenant, head.name) not in listed for head in state.heads)
+    if unlisted:
+        yield f"{unlisted} sessions are in no list of names"
+
+
+def _ends(nodes: Iterable[NodeRecord]) -> dict[int, tuple[int, int]]:
+    """Turns and tokens from the root to the end of each node."""
+    ends: dict[int, tuple[int, int]] = {}
+    for node in nodes:
+        num_turns, num_tokens = ends[node.parent_id] if node.parent_id is not None else (-1, 0)
+        ends[node.node_id] = num_turns + 1, num_tokens + len(node.token_ids) // TOKEN_BYTES
+    return ends
+
+
+def _rows(journal: Journal, tenant: str) -> Iterator[SessionRow]:
+    """A tenant's sessions as a list shows them, those without a name of their own too."""
+    for prefix in ("", "~"):
+        after: str | None = None
+        while True:
+            page = journal.answer(ListSessions(tenant, prefix, after))
+            if not isinstance(page, SessionPage):
+                return
+            yield from page.rows
+            after = page.after
+            if after is None:
+                break
 
 
 def _verify_blocks(

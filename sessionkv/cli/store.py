@@ -195,8 +195,9 @@ def _purge(args: argparse.Namespace, directory: StoreDirectory) -> int:
             sessions = stack.enter_context(open_sessions(directory))
             heads = [h for h in sessions.all_heads if until_s is None or h.updated_s <= until_s]
         plan = _Plan(folders, sum(map(disk_bytes, folders)), heads)
-        if (plan.folders or plan.heads) and not args.yes:
-            _ask(plan)
+        if (plan.folders or plan.heads) and not args.yes and not _is_wanted(plan):
+            output.stderr().print("nothing was deleted")
+            return 1
         for folder in plan.folders:
             shutil.rmtree(folder)
         if plan.heads:
@@ -220,15 +221,19 @@ def _folders_to_purge(
     ]
 
 
-def _ask(plan: _Plan) -> None:
+def _is_wanted(plan: _Plan) -> bool:
+    """Ask the terminal.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
     if not sys.stdin.isatty():
         raise InvalidRequest("--yes", "absent", "given where nobody can be asked")
     what = f"{output.size(plan.num_bytes)} of KV in {len(plan.folders):,} block stores"
     if plan.heads:
         what += f" and {len(plan.heads):,} SESSIONS with all their turns"
     output.stderr().print(f"delete {what}? [y/N] ", end="", markup=False)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise KeyboardInterrupt
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _print_purged(args: argparse.Namespace, plan: _Plan) -> None:

@@ -37,6 +37,9 @@ from sessionkv.types import NodeRecord
 from sessionkv.types.portable import PortableSession
 from sessionkv.types.portable_tree import PortableTree
 
+_TOGETHER_BYTES = 1024**2
+"""Trees of turns are imported together up to here: a transaction costs the same for one or many."""
+
 
 def run(args: argparse.Namespace) -> int:
     """Carry out one of the two and print what came of it."""
@@ -170,11 +173,11 @@ def _check(file: BinaryIO, progress: StartProgress) -> _Contents:
 def _trees(
     items: Iterable[ExportItem], new_name: str | None
 ) -> Iterator[PortableTree | ExportItem]:
-    """Whole trees of turns, then what follows them."""
+    """Whole trees of turns, small ones together, then what follows them."""
     tree = PortableTree()
     for item in items:
         if isinstance(item, NodeRecord):
-            if item.parent_id is None and tree.nodes:
+            if item.parent_id is None and tree.num_bytes > _TOGETHER_BYTES:
                 yield tree
                 tree = PortableTree()
             tree.add_node(item)

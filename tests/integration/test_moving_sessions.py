@@ -6,14 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from sessionkv.actor.imports import ImportDesk
 from sessionkv.client.portable import export_trees, import_tree
-from sessionkv.errors import InvalidRequest, NodeNotFound, SessionExists, SessionNotFound, TurnKind
+from sessionkv.errors import (
+    InvalidRequest,
+    NodeNotFound,
+    Overloaded,
+    SessionExists,
+    SessionNotFound,
+    TurnKind,
+)
 from sessionkv.ipc import messages as wire
 from sessionkv.types import MissReason, NodeRecord
 from sessionkv.types.portable import PortableSession
 from sessionkv.types.portable_tree import PortableTree
 from tests.builders import text as built
-from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine
+from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine, socket_engine
+from tests.builders.store import node
 
 SHORT = greedy(6)
 
@@ -157,3 +166,34 @@ def test_a_session_that_is_gone_or_rewound_while_it_is_exported(tmp_path: Path) 
         engine.session("a").rewind()
         with pytest.raises(NodeNotFound):
             engine._call(wire.Export, {"session": "a", "nodes": path})
+
+
+def test_what_a_lost_connection_had_sent_is_forgotten(tmp_path: Path) -> None:
+    with open_engine(engine_config(tmp_path / "a")) as engine:
+        engine.open("a").turn("x", sampling=SHORT)
+        root, turn, session = list(export_trees(engine, ["a"]))
+    with socket_engine(tmp_path) as engine:
+        with engine.client() as client:
+            held = client._call(wire.Import, {"nodes": [root, turn]})
+            assert held == {"held": 2}
+        with engine.client() as client:
+            with pytest.raises(InvalidRequest, match="a turn that came before"):
+                client._call(wire.Import, {"sessions": [session], "commit": True})
+            assert client.sessions() == []
+
+
+def test_what_is_held_is_bounded_over_all_connections() -> None:
+    tree = PortableTree()
+    tree.add_node(node(1, incoming_blob=b"{}", reply_blob=b"", tokenizer_digest="other"))
+    size = tree.num_bytes
+    desk = ImportDesk(built.llama3(), max_bytes=2 * size)
+    request = wire.Import(0, nodes=tree.nodes)
+    assert desk.add(b"a", request).nodes == tree.nodes
+    desk.add(b"b", request)
+    with pytest.raises(Overloaded, match="cannot be imported at once"):
+        desk.add(b"c", request)
+    desk.drop(b"a")
+    desk.add(b"c", request)
+    with pytest.raises(Overloaded):
+        desk.add(b"b", wire.Import(1, nodes=[replace(tree.nodes[0], node_id=2)]))
+    desk.add(b"a", request)  # what b had sent is not held any longer

@@ -1,5 +1,8 @@
+import io
 import json
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +34,9 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]
     return call
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """An engine's store: two sessions of one turn each, their KV, and another identity's."""
-    path = tmp_path / "store"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "store"
     with open_engine(engine_config(path, disk_bytes=DISK)) as engine:
         for name in ("a", "b"):
             engine.open(name, system=name).turn("one", sampling=SHORT)
@@ -45,6 +47,12 @@ def store(tmp_path: Path) -> Path:
             blocks.write(record, memoryview(payload(record)))
         blocks.close()
     return path
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Path:
+    """An engine's store: two sessions of one turn each, their KV, and another identity's."""
+    return Path(shutil.copytree(made, tmp_path / "store"))
 
 
 def own_folder(store: Path) -> Path:
@@ -149,16 +157,35 @@ def test_a_harmed_journal_is_found_and_left_where_it_is(store: Path, run: Any) -
     assert own_folder(store).exists()
 
 
-def test_a_record_of_the_journal_that_is_no_longer_what_it_was(tmp_path: Path, run: Any) -> None:
+def test_records_of_the_journal_that_are_no_longer_what_they_were(tmp_path: Path, run: Any) -> None:
     with StoreDirectory.open(tmp_path / "store") as directory:
         journal = Journal(directory)
-        journal.commit([[PutNode(node(1, incoming_blob=b"find me here")), PutHead(head("a", 1))]])
+        journal.commit(
+            [
+                [PutNode(node(1, incoming_blob=b"find me here")), PutNode(node(2, 1))],
+                [PutHead(head("a", 2)), PutNode(node(3)), PutHead(head("b", 3)), PutKey(key("k"))],
+            ]
+        )
         journal.close()
+    assert run("store", "verify", "--store", tmp_path / "store")[0] == 0
     data = tmp_path / "store" / "journal" / "data.mdb"
     data.write_bytes(data.read_bytes().replace(b"find me here", b"find ME here"))
-    code, out, _ = run("store", "verify", "--store", tmp_path / "store")
+    code, out, _ = run("store", "verify", "--store", tmp_path / "store", "--json")
     assert code == 1
-    assert "journal: " in out
+    assert [item["what"] for item in json.loads(out)["problems"]] == [
+        "2 of 3 turns (and roots) are damaged, or need one that is",
+        "1 of 2 sessions are damaged, or need one that is",
+    ]
+    with StoreDirectory.open(tmp_path / "store") as directory:
+        journal = Journal(directory)
+        tables = journal._tables
+        with journal._env.begin(write=True) as txn:
+            place = tables.place(txn, 3)
+            assert place is not None
+            tables.put_place(txn, 3, replace(place, num_tokens=99))
+        journal.close()
+    code, out, _ = run("store", "verify", "--store", tmp_path / "store")
+    assert "session 'b' is listed with a wrong number of turns or tokens" in out
 
 
 def test_stats_say_what_is_retained_and_what_takes_room(store: Path, run: Any) -> None:
@@ -189,6 +216,26 @@ def test_purge_takes_kv_and_leaves_sessions(store: Path, run: Any) -> None:
     with open_engine(engine_config(store, disk_bytes=DISK)) as engine:
         assert [info.turns for info in engine.sessions()] == [1, 1]
         assert engine.session("a").turn("two", sampling=SHORT).tokens
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "code"), [("\n", 1), ("no\n", 1), ("", 1), ("y\n", 0)])
+def test_purge_asks_a_terminal(
+    store: Path, answer: str, code: int, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    found, _, err = run("store", "purge", "--store", store, "--sessions")
+    assert found == code
+    assert "in 2 block stores and 2 SESSIONS with all their turns? [y/N]" in err
+    assert own_exists(store) == bool(code)
+
+
+def own_exists(store: Path) -> bool:
+    return any((store / "blocks").iterdir())
 
 
 def test_purge_of_one_identity(store: Path, run: Any) -> None:
