@@ -34,6 +34,7 @@ class ActiveTurn:
         known_tokens: Leading tokens of the prompt whose KV the parent turn left behind.
         missed_tokens: Of the known history, those its admission had to compute; ``miss`` says why.
         judge_by_s: When the front's verdict must be there.
+        calls_tool: Its reply asks for a tool.
     """
 
     ask: SubmitTurn
@@ -51,6 +52,7 @@ class ActiveTurn:
     missed_tokens: int = 0
     finished: TurnFinished | None = None
     judge_by_s: float = 0.0
+    calls_tool: bool = False
 
     @property
     def head(self) -> HeadId | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sessionkv.cache.attach import attach_loaded
+from sessionkv.cache.expected import ExpectedReturns
 from sessionkv.cache.identity import KVIdentity
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.retention import Retention
@@ -182,6 +183,7 @@ def _build_parts(
         tokenizer_digest=facts.tokenizer_digest,
         template_digest=facts.template_digest,
         tree=tree,
+        returns=ExpectedReturns(retention, max_blocks=max(runner.num_blocks, num_host_blocks) // 2),
         kv=kv,
         scheduler=scheduler,
         planner=planner,

@@ -285,6 +285,7 @@ class Core:
         if now < self._housekeeping_at:
             return
         self._housekeeping_at = now + _HOUSEKEEPING_S
+        self._parts.returns.expire(now)
         self._expire()
         line = self._parts.metrics.log_line(now)
         if line is not None:

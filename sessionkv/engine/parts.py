@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sessionkv.cache.expected import ExpectedReturns
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.tree import TurnTree
 from sessionkv.config import EngineConfig
@@ -33,6 +34,7 @@ class CoreParts:
     tokenizer_digest: str
     template_digest: str
     tree: TurnTree
+    returns: ExpectedReturns
     kv: KVCacheManager
     scheduler: Scheduler
     planner: LoadPlanner

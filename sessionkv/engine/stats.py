@@ -28,6 +28,12 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "lost_blocks": usage.counters.lost,
         "duplicate_blocks": usage.counters.duplicates,
     }
+    values["retention"] = {
+        "retained_blocks": parts.tree.retention.num_keys,
+        "pinned_bytes": {t.value: parts.tree.retention.pinned_bytes(t) for t in Tier},
+        "expected_sessions": len(parts.returns),
+        "expected_blocks": parts.returns.num_blocks,
+    }
     values["rates"] = parts.planner.rates()
     values["store"] = {
         "journal_bytes": parts.store.journal_bytes(),

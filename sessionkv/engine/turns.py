@@ -41,6 +41,7 @@ from sessionkv.errors import (
     EngineClosed,
     IdempotencyConflict,
     InvalidRequest,
+    NodeNotFound,
     Overloaded,
     SessionBusy,
     SessionKVError,
@@ -141,6 +142,7 @@ class TurnDesk:
         head = tree.head(ask.tenant, ask.session or "")
         turn.base_id = turn.parent_id = head.node_id
         check_kind(self._parts, head.node_id, raw=ask.token_ids is not None)
+        self._parts.returns.turn_began((head.tenant, head.name), now)
         if ask.token_ids is not None:
             self._run(turn, head.node_id, ask.token_ids, now)
             return
@@ -243,6 +245,7 @@ class TurnDesk:
             self._leave(turn, TurnDropped(message.turn_id, error), now)
             return
         turn.phase = Phase.COMMITTING
+        turn.calls_tool = message.calls_tool
         if commit is None:
             self._leave(turn, TurnCommitted(message.turn_id), now)
 
@@ -370,8 +373,24 @@ class TurnDesk:
         if isinstance(answer, TurnCommitted) and turn.finished and turn.node_id is not None:
             self.last_cache.pop(turn.base_id, None)
             self.last_cache[turn.node_id] = turn.finished.cache
+        self._expect(turn, head, isinstance(answer, TurnCommitted), now)
         del self._lines[head]
         self._next_in_line(line, head, now)
+
+    def _expect(self, turn: ActiveTurn, head: HeadId, committed: bool, now: float) -> None:
+        """Whether the session is likely to be back soon is known from how its turn ended."""
+        returns, tree = self._parts.returns, self._parts.tree
+        if not (committed and turn.calls_tool and turn.node_id is not None):
+            returns.forget(head)
+            return
+        try:
+            keys = tree.keys_of(turn.node_id)
+            hashes = tree.hashes_of(turn.node_id)
+        except NodeNotFound:  # deleted while its turn was on its way to the journal
+            returns.forget(head)
+            return
+        is_tail = keys and (not hashes or keys[-1] != hashes[-1])
+        returns.called(head, hashes, keys[-1] if is_tail else None, now)
 
     def _next_in_line(self, line: _Line, head: HeadId, now: float) -> None:
         while line.waiting:
