@@ -273,7 +273,8 @@ class TurnTree(TreeHeads):
         )
         node = Node(record, parent, tenant)
         if new.hashes is not None:
-            node.hashes = tuple(new.hashes[start // self._block_size : full_blocks])
+            block_bytes = self.retention.block_bytes
+            node.take_hashes(new.hashes, block_size=self._block_size, block_bytes=block_bytes)
             node.tail, node.tail_known = new.tail_key, True
         return node
 

@@ -106,9 +106,9 @@ class TreeState:
         for lacking in node.up():
             if lacking.hashes is not None:
                 break
-            own = tuple(hashes[lacking.start // block_size : lacking.end // block_size])
-            lacking.hashes = own
-            self.retention.own(own, lacking.pins)
+            block_bytes = self.retention.block_bytes
+            lacking.take_hashes(hashes, block_size=block_size, block_bytes=block_bytes)
+            self.retention.own(lacking.kept, lacking.pins)
 
     def attach_tail(self, node: Node, tail: BlockHash | None) -> None:
         """Give the node its tail key, in place of the one it had."""
@@ -123,14 +123,15 @@ class TreeState:
         self.nodes[record.node_id] = node
         if node.parent is not None:
             node.parent.children += 1
-        self.retention.own(node.hashes or ())
+        self.retention.own(node.kept)
         return DeleteNode(record.node_id)
 
     def _delete_node(self, node: Node, freed: list[BlockHash]) -> JournalOp:
         del self.nodes[node.record.node_id]
         if node.parent is not None:
             node.parent.children -= 1
-        freed += self.retention.disown(node.hashes or ())
+        freed += self.retention.disown(node.kept)
+        freed += node.excess  # owned by nobody on its account
         return PutNode(node.record)
 
     def _set_head(
@@ -177,12 +178,12 @@ class TreeState:
         return DeleteKey(record.tenant, record.key)
 
     def _own_tail(self, node: Node) -> None:
-        if node.tail is not None:
-            self.retention.own((node.tail,), node.pins)
+        self.retention.own(node.kept_tail, node.pins)
 
     def _disown_tail(self, node: Node, freed: list[BlockHash]) -> None:
-        if node.tail is not None:
-            freed += self.retention.disown((node.tail,), node.pins)
+        freed += self.retention.disown(node.kept_tail, node.pins)
+        if node.tail is not None and not node.keeps_tail:
+            freed.append(node.tail)
 
     def _move_pins(
         self, before: Node | None, old: Pin | None, after: Node | None, new: Pin | None

@@ -108,8 +108,19 @@ class TreeView:
             hashes += node.hashes or ()
         return hashes
 
+    def budget_of(self, node_id: int) -> int | None:
+        """Most bytes of KV that are retained of the node's session, None for no limit."""
+        return self._node(node_id).budget_bytes
+
+    def kept_hashes_of(self, node_id: int) -> list[BlockHash]:
+        """Of :meth:`hashes_of` those that are retained for the log. O(blocks)."""
+        hashes: list[BlockHash] = []
+        for node in self._path(node_id):
+            hashes += node.kept
+        return hashes
+
     def keys_of(self, node_id: int) -> tuple[BlockHash, ...]:
-        """Block keys the node owns."""
+        """Block keys the node owns: none past its session's budget."""
         return self._node(node_id).keys
 
     def session_keys(self, tenant: str, name: str) -> SessionKeys:

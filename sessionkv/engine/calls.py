@@ -51,7 +51,7 @@ class CallDesk:
             tokenizer_digest=self._parts.tokenizer_digest,
             template_digest=self._parts.template_digest,
         )
-        opening = Opening(ask.system_blob, ask.tools_blob, ask.history)
+        opening = Opening(ask.system_blob, ask.tools_blob, ask.history, ask.budget_bytes)
         try:
             if self._turns.draining:
                 raise EngineClosed("the engine is shutting down")
@@ -206,6 +206,7 @@ class CallDesk:
             "tokens": self._tree.num_tokens(head.node_id),
             "kind": record.kind,
             "history": head.history,
+            "budget_bytes": self._tree.budget_of(head.node_id),
             "created_s": head.created_s,
             "updated_s": head.updated_s,
             "pin": pin,

@@ -196,6 +196,7 @@ class OpenSession:
     tools_blob: bytes | None
     root_blob: bytes
     history: str | None
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

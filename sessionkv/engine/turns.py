@@ -385,7 +385,7 @@ class TurnDesk:
             return
         try:
             keys = tree.keys_of(turn.node_id)
-            hashes = tree.hashes_of(turn.node_id)
+            hashes = tree.kept_hashes_of(turn.node_id)
         except NodeNotFound:  # deleted while its turn was on its way to the journal
             returns.forget(head)
             return
