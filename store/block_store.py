@@ -18,17 +18,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count, islice
 
 import lmdb
 
-from sessionkv.errors import StoreError
-from sessionkv.store.block_index import Entry, open_index
+from sessionkv.errors import StoreError, StoreUnavailable
+from sessionkv.store.block_index import Entry, distrust, open_index
 from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
 from sessionkv.store.directory import StoreDirectory
-from sessionkv.store.environment import opening
+from sessionkv.store.environment import DAMAGE, opening
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.payload_jobs import PayloadFiles, ReadJob, RecordAndView, WriteJob
 from sessionkv.store.record import RecordLayout, shared_tokens
@@ -91,7 +92,8 @@ class BlockStore:
             clock: Monotonic seconds.
 
         Raises:
-            StoreUnavailable: It cannot be opened, or a new one not be made.
+            StoreUnavailable: It cannot be opened, a new one not be made, or the cap has no room for
+                a single record.
         """
         directory.check_process()
         self._directory = directory
@@ -112,22 +114,34 @@ class BlockStore:
             "slot_bytes": self._layout.slot_bytes,
             "block_size": geometry.block_size,
         }
+        self._folder = folder
         with opening(folder):
-            self._index = open_index(folder, layout, cap_bytes=cap_bytes)
-            self._segments = SegmentFiles(folder, self._layout.slot_bytes)
-            self._files = PayloadFiles(self._layout, self._segments, gates)
+            try:
+                self._open(layout, cap_bytes)
+            except DAMAGE:
+                distrust(folder)
+                self._open(layout, cap_bytes)
+        self._trim()
+        if not self._space.fits_one():
+            self.close()
+            raise StoreUnavailable(f"the cap of {cap_bytes} bytes has no room for a record")
+
+    def _open(self, layout: dict[str, int], cap_bytes: int) -> None:
+        self._index = open_index(self._folder, layout, cap_bytes=cap_bytes)
+        try:
+            self._segments = SegmentFiles(self._folder, self._layout.slot_bytes)
+            self._files = PayloadFiles(self._layout, self._segments, self._gates)
             self._space = Space(
-                folder,
+                self._folder,
                 self._index,
                 self._segments,
                 slot_bytes=self._layout.slot_bytes,
                 cap_bytes=cap_bytes,
-                rank_of=rank_of,
+                rank_of=self._rank_of,
             )
-        self._trim()
-        if not self._space.fits_one():
-            self._off_reason = f"the cap of {cap_bytes} bytes has no room for a record"
-            self._retry_at_s = float("inf")
+        except BaseException:
+            self._index.close()
+            raise
 
     @property
     def enabled(self) -> bool:
@@ -144,17 +158,22 @@ class BlockStore:
         asked = pack_tokens(query.token_ids)
         blocks: list[DiskBlock] = []
         parent, length = query.parent, 0
-        with self._index.reading() as txn:
-            for number, key in enumerate(query.keys):
-                span = slice(size * number, size * (number + 1))
-                tokens = asked[4 * span.start : 4 * span.stop]
-                slot = self._index.slot_of(txn, key, parent, tokens)
-                if slot is not None:
-                    blocks.append(DiskBlock(BlockRecord(key, parent, query.token_ids[span]), slot))
-                elif key not in query.in_memory:
-                    break
-                parent, length = key, number + 1
-            tail = self._best_child(txn, parent, asked[4 * size * length :])
+        tail = None
+        try:
+            with self._index.reading() as txn:
+                for number, key in enumerate(query.keys):
+                    span = slice(size * number, size * (number + 1))
+                    tokens = asked[4 * span.start : 4 * span.stop]
+                    slot = self._index.slot_of(txn, key, parent, tokens)
+                    if slot is not None:
+                        record = BlockRecord(key, parent, query.token_ids[span])
+                        blocks.append(DiskBlock(record, slot))
+                    elif key not in query.in_memory:
+                        break
+                    parent, length = key, number + 1
+                tail = self._best_child(txn, parent, asked[4 * size * length :])
+        except lmdb.Error as error:
+            self._turn_off(error)  # what was found before is as good as ever
         found = [*blocks, tail] if tail else blocks
         receipt = DiskReceipt(next(self._receipt_ids), tuple(blocks), tail)
         self._receipts[receipt.receipt_id] = [block.slot for block in found]
@@ -284,14 +303,22 @@ class BlockStore:
         keys, self._space.evicted = self._space.evicted, []
         if not keys:
             return ()
-        with self._index.reading() as txn:
-            return tuple(BlockHash(key) for key in keys if self._index.get(txn, key) is None)
+        try:
+            with self._index.reading() as txn:
+                return tuple(BlockHash(key) for key in keys if self._index.get(txn, key) is None)
+        except lmdb.Error as error:
+            self._turn_off(error)
+            return tuple(map(BlockHash, keys))
 
     def stats(self) -> BlockStoreStats:
         """Figures; bytes as found on disk. About 0.3 ms."""
         self._directory.check_process()
-        with self._index.reading() as txn:
-            blocks = self._index.count(txn)
+        try:
+            with self._index.reading() as txn:
+                blocks = self._index.count(txn)
+        except lmdb.Error as error:
+            self._turn_off(error)
+            blocks = 0
         return BlockStoreStats(
             enabled=self.enabled,
             reason=self._off_reason,
@@ -303,6 +330,14 @@ class BlockStore:
             evicted_blocks=self._space.evictions,
             **asdict(self._counts),
         )
+
+    def make_room(self) -> bool:
+        """Give some disk space back for what matters more; False when there was none to give."""
+        try:
+            return self._space.reclaim()
+        except (OSError, lmdb.Error) as error:
+            self._turn_off(error)
+            return True  # space is given back before the index is written
 
     def settle(self) -> None:
         """Take noted uses into the order when there are many; for when there is nothing to do."""
@@ -408,10 +443,15 @@ class BlockStore:
             self._turn_off(error)
 
     def _turn_off(self, error: Exception) -> None:
+        """Write nothing for a while; over a damaged index, until the next open starts anew."""
         if not self._off_reason:
             _log.warning("the disk tier takes no blocks for now: %s", error)
         self._off_reason = str(error)
-        self._retry_at_s = self._clock() + _RETRY_S
+        self._retry_at_s = max(self._retry_at_s, self._clock() + _RETRY_S)
+        if isinstance(error, DAMAGE) and self._retry_at_s < float("inf"):
+            self._retry_at_s = float("inf")
+            with suppress(OSError):
+                distrust(self._folder)
 
     # -- removing --------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ def _build_parts(
     journal = Journal(directory)
     tree = TurnTree.load(journal.load(), config.limits, retention, block_size=block_size)
     attach_loaded(tree, root, block_size)
-    blocks = None
+    blocks, disk_off = None, ""
     if disk_bytes:
         try:
             blocks = BlockStore(
@@ -152,7 +152,7 @@ def _build_parts(
         except StoreUnavailable as error:
             # The conversations are in the journal: without their KV they are slower, no more.
             _log.warning("the disk tier is off until the next start: %s", error)
-            disk_bytes = 0
+            disk_bytes, disk_off = 0, str(error)
     store = StoreWorker(journal, blocks, inbox, gates=gates)
     stack.callback(store.close, config.limits.drain_s)
     arena = HostArena(num_host_blocks, geometry.block_bytes)
@@ -193,6 +193,7 @@ def _build_parts(
         metrics=Metrics(),
         host_bytes=num_host_blocks * geometry.block_bytes,
         disk_bytes=disk_bytes,
+        disk_off=disk_off,
     )
 
 

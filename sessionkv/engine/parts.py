@@ -27,6 +27,7 @@ class CoreParts:
         template_digest: Of the chat template.
         host_bytes: Cap of the host tier, 0 when it is off.
         disk_bytes: Cap of the disk tier, 0 when it is off.
+        disk_off: Why it is, where it was asked for and could not be had.
     """
 
     config: EngineConfig
@@ -44,3 +45,4 @@ class CoreParts:
     metrics: Metrics
     host_bytes: int
     disk_bytes: int
+    disk_off: str = ""

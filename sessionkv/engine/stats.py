@@ -39,6 +39,7 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "journal_bytes": parts.store.journal_bytes(),
         "nodes": parts.tree.num_nodes,
         "blocks": None if blocks is None else asdict(blocks),
+        "disk_off": parts.disk_off,
     }
     values["weights_bytes"] = parts.runner.weights_bytes
     return values
