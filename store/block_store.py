@@ -108,12 +108,7 @@ class BlockStore:
         self._off_reason = ""
         self._retry_at_s = 0.0
         folder = directory.blocks_path / identity.hex()
-        layout = {
-            "version": LAYOUT_VERSION,
-            "payload_bytes": geometry.block_bytes,
-            "slot_bytes": self._layout.slot_bytes,
-            "block_size": geometry.block_size,
-        }
+        layout = layout_of(geometry)
         self._folder = folder
         with opening(folder):
             try:
@@ -281,12 +276,19 @@ class BlockStore:
         self._trim()
         return job.outcomes()
 
-    def delete(self, keys: Sequence[BlockHash]) -> None:
-        """Forget blocks; unknown ones are passed over. Leased slots are free when released."""
+    def delete(self, keys: Sequence[BlockHash], *, keep_continued: bool = False) -> None:
+        """Forget blocks; unknown ones are passed over. Leased slots are free when released.
+
+        Args:
+            keys: Of many, the end of a chain before its start.
+            keep_continued: One stays that a block continues which is not named: a session may stand
+                on it that the caller does not have in memory.
+        """
         self._directory.check_process()
+        work = self._remove_ends if keep_continued else self._remove_keys
         for start in range(0, len(keys), BATCH_RECORDS):
             batch = keys[start : start + BATCH_RECORDS]
-            self._remove(partial(self._remove_keys, keys=batch))
+            self._remove(partial(work, keys=batch))
 
     def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
         """The ranks of these blocks may be lower than when they were last asked for."""
@@ -474,6 +476,20 @@ class BlockStore:
     def _remove_keys(self, txn: lmdb.Transaction, keys: Sequence[BlockHash]) -> list[Entry | None]:
         return [self._index.remove(txn, key) for key in keys]
 
+    def _remove_ends(self, txn: lmdb.Transaction, keys: Sequence[BlockHash]) -> list[Entry | None]:
+        """Remove those that nothing continues but others of ``keys``."""
+        going = set(keys)
+        found = True
+        while found:  # once more only where a chain was named from its start
+            found = False
+            for key in keys:
+                if key in going and any(
+                    child.key not in going for child in self._index.children(txn, key)
+                ):
+                    going.discard(key)
+                    found = True
+        return [self._index.remove(txn, key) for key in keys if key in going]
+
     def _remove(self, work: Callable[[lmdb.Transaction], list[Entry | None]]) -> list[bytes]:
         """Run a transaction that removes entries; the keys of those that were there."""
         try:
@@ -502,6 +518,16 @@ class BlockStore:
                 f"a block has {self._layout.payload_bytes} bytes, not {view.nbytes}",
                 bytes=view.nbytes,
             )
+
+
+def layout_of(geometry: KVGeometry) -> dict[str, int]:
+    """What the index says of how its block store is laid out."""
+    return {
+        "version": LAYOUT_VERSION,
+        "payload_bytes": geometry.block_bytes,
+        "slot_bytes": RecordLayout(b"", geometry).slot_bytes,
+        "block_size": geometry.block_size,
+    }
 
 
 def _disk_block(entry: Entry) -> DiskBlock:

@@ -130,6 +130,10 @@ class Retention:
         self._fallen.update(dict.fromkeys(gone))
         return gone
 
+    def forget(self, keys: Collection[BlockHash]) -> None:
+        """A node that owns ``keys`` leaves memory; for that they are wanted no less."""
+        _count_down(self._owners, keys)
+
     def pin(self, pin: Pin, keys: Collection[BlockHash]) -> None:
         """A first pin of this tier and priority reaches a node that owns ``keys``."""
         tier, priority = pin

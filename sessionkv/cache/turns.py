@@ -19,6 +19,8 @@ HeadId = tuple[str, str]
 
 UNNAMED_PREFIX = "~"
 _HAS_BUDGET = 1 << 31
+NODE_BYTES = 1024
+"""About what a node takes in memory beside its tokens and blobs."""
 _NODE_ID = re.compile(r"n-([1-9][0-9]{0,17})", re.ASCII)
 
 
@@ -136,14 +138,16 @@ class Node:
         keeps_tail: Whether the block behind them is.
         tail: Partial key at its end, None when unknown or none.
         tail_known: Whether ``tail`` was ever given.
-        heads: Heads on it.
-        children: Nodes whose parent it is.
+        heads: Heads on it, those that are not in memory too.
+        children: Nodes whose parent it is, those that are not in memory too.
+        held: What keeps it in memory: heads on it and children of it that are there, and changes
+            on their way to the journal.
         pins: For each tier and priority, how many heads that are pinned so reach it.
     """
 
     __slots__ = (
-        "budget_bytes", "children", "depth", "end", "hashes", "heads", "keeps_tail", "num_kept",
-        "parent", "pins", "record", "start", "tail", "tail_known", "tenant",
+        "budget_bytes", "children", "depth", "end", "hashes", "heads", "held", "keeps_tail",
+        "num_kept", "parent", "pins", "record", "start", "tail", "tail_known", "tenant",
     )  # fmt: skip
 
     def __init__(self, record: NodeRecord, parent: Node | None, tenant: str) -> None:
@@ -166,6 +170,7 @@ class Node:
         self.tail_known = False
         self.heads = 0
         self.children = 0
+        self.held = 0
         self.pins: dict[Pin, int] = {}
 
     @property
@@ -203,6 +208,13 @@ class Node:
         # The tail lies where KV ends, which may be in the last full block of the log.
         self.keeps_tail = budget > (self.end - self.record.num_unwritten_tokens) // block_size
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory."""
+        record = self.record
+        blobs = (record.token_ids, record.incoming_blob, record.reply_blob, record.sampling_blob)
+        return NODE_BYTES + sum(map(len, blobs))
+
     def up(self) -> Iterator[Node]:
         """This node, its parent, and so on to the root."""
         node: Node | None = self
@@ -220,7 +232,8 @@ class Change:
         head: The head concerned as it now is; None when it was deleted or none is concerned.
         node_id: The node that was added, None if none was.
         freed_node_ids: Nodes that nothing reaches any more, children before parents.
-        freed_keys: Block keys to be dropped in every tier, at once or when their last lease ends.
+        freed_keys: Block keys to be dropped in every tier, at once or when their last lease ends;
+            the end of a chain before its start.
             Of a deleted head everything that no node owns any more, else only tails: full blocks
             that a rewind or an edit lets go stay as cold cache, so that the same turn asked again
             finds them, and are no longer retained.
@@ -228,6 +241,8 @@ class Change:
         previous: Serial of the change before.
         undo: Inverse of ``ops``, in the order to apply.
         nodes: Nodes that ``ops`` or ``undo`` put or delete, with their derived data.
+        touched: Nodes that have to stay in memory until the change is settled.
+        heads: Heads that have to.
     """
 
     ops: tuple[JournalOp, ...]
@@ -239,6 +254,8 @@ class Change:
     previous: int
     undo: tuple[JournalOp, ...] = field(repr=False)
     nodes: Mapping[int, Node] = field(repr=False)
+    touched: tuple[Node, ...] = field(repr=False)
+    heads: tuple[HeadId, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

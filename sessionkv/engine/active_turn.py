@@ -15,6 +15,7 @@ from sessionkv.types import MissReport
 class Phase(enum.Enum):
     """Where a turn is."""
 
+    LOADING = "loading"
     IN_LINE = "in line"
     RENDERING = "rendering"
     RUNNING = "running"
@@ -40,7 +41,7 @@ class ActiveTurn:
     ask: SubmitTurn
     arrived_s: float
     deadline_s: float | None
-    phase: Phase = Phase.IN_LINE
+    phase: Phase = Phase.LOADING
     base_id: int = 0
     parent_id: int = 0
     node_id: int | None = None

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sessionkv.cache.attach import attach_loaded
 from sessionkv.cache.expected import ExpectedReturns
 from sessionkv.cache.identity import KVIdentity
 from sessionkv.cache.manager import KVCacheManager
@@ -84,7 +83,7 @@ def build_engine(
     wrap_runner: Callable[[Runner], Runner] | None = None,
     gates: Gates = OPEN_GATES,
 ) -> BuiltEngine:
-    """Open the store, load the model, read the journal.
+    """Open the store, load the model, open the journal.
 
     Args:
         config: What to build.
@@ -140,8 +139,8 @@ def _build_parts(
     }
     retention = Retention(block_bytes=geometry.block_bytes, caps=caps)
     journal = Journal(directory)
-    tree = TurnTree.load(journal.load(), config.limits, retention, block_size=block_size)
-    attach_loaded(tree, root, block_size)
+    summary = journal.summary()
+    tree = TurnTree(config.limits, retention, block_size=block_size, journal=summary)
     blocks, disk_off = None, ""
     if disk_bytes:
         try:
@@ -184,6 +183,7 @@ def _build_parts(
         template_digest=facts.template_digest,
         tree=tree,
         returns=ExpectedReturns(retention, max_blocks=max(runner.num_blocks, num_host_blocks) // 2),
+        pinned=summary.pinned,
         kv=kv,
         scheduler=scheduler,
         planner=planner,
