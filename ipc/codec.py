@@ -24,6 +24,7 @@ from sessionkv.ipc import messages as m
 from sessionkv.ipc.limits import MAX_ARRAY, MAX_ID, MAX_ITEMS, MAX_MAP
 from sessionkv.ipc.validate import build_request, check_request
 from sessionkv.types import SamplingParams, pack_tokens
+from sessionkv.types.portable import node_to_map, session_to_map
 
 _UNPACK_ERRORS = (
     ValueError,
@@ -108,6 +109,11 @@ def encode_request(request: m.Request, limits: LimitsConfig) -> bytes:
         sampling = values.get("sampling")
         if sampling is not None:
             values["sampling"] = _differing(sampling)
+        if isinstance(request, m.Import):
+            values |= {
+                "nodes": [node_to_map(record) for record in request.nodes],
+                "sessions": [session_to_map(session) for session in request.sessions],
+            }
         tokens = values.get("tokens")
         if tokens and not isinstance(tokens, bytes):
             values["tokens"] = pack_tokens(tokens)

@@ -39,6 +39,8 @@ MAX_TTL_S = 10 * 365 * 24 * 3600.0
 """Longest life of a pin."""
 MAX_PAGE = 10_000
 """Sessions in one answer to ``list``."""
+MAX_NODES = 4096
+"""Turns, sessions or numbers of turns in one ``export`` or ``import``."""
 TRANSPORT_FACTOR = 8
 """A frame over the limit is answered with an error; over this multiple the connection is cut."""
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sessionkv.errors import SessionKVError, error_from_wire
-from sessionkv.types import SamplingParams
+from sessionkv.types import NodeRecord, SamplingParams
+from sessionkv.types.portable import PortableSession
 
 PROTOCOL_VERSION = 1
 
@@ -66,13 +67,17 @@ class Bye(Request):
 
 @dataclass(frozen=True, slots=True)
 class Open(Request):
-    """Create or resume a session. Reply: :class:`Result` with a session-info map."""
+    """Create or resume a session. Reply: :class:`Result` with a session-info map.
+
+    ``budget_bytes`` is the most KV that is retained of the session, from its start on.
+    """
 
     TYPE: ClassVar[str] = "open"
     session: str = ""
     system: str | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     history: str | None = None
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +198,36 @@ class List(Request):
     prefix: str = ""
     after: str | None = None
     limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Export(Request):
+    """Turns of a session as they are in the log. O(history).
+
+    Without ``nodes`` the reply is Result ``{"session": map, "path": [number]}``, root first. With
+    numbers of that path it is Result ``{"records": [map]}``: the turns asked for in that order,
+    as many as a reply should hold and at least one; the rest is asked for again. The maps are those
+    of :mod:`sessionkv.types.portable`.
+    """
+
+    TYPE: ClassVar[str] = "export"
+    session: str = ""
+    nodes: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Import(Request):
+    """Turns and sessions from elsewhere; they exist, all of them, once one with ``commit`` came.
+
+    Until then they are held for this connection, and forgotten with it.
+    Reply: Result ``{"held": turns}``; of the last one ``{"sessions": [name], "turns": int,
+    "other_tokenizer": [name]}``, the latter those that will be encoded anew.
+    """
+
+    TYPE: ClassVar[str] = "import"
+    nodes: Sequence[NodeRecord] = ()
+    sessions: Sequence[PortableSession] = ()
+    commit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +353,8 @@ REQUESTS: Mapping[str, type[Request]] = {
         Info,
         Close,
         List,
+        Export,
+        Import,
         Flush,
         Stats,
     )

@@ -16,7 +16,8 @@ from sessionkv.config import LimitsConfig
 from sessionkv.errors import InvalidRequest, ProtocolViolation, RequestError
 from sessionkv.ipc import limits as bounds
 from sessionkv.ipc import messages as m
-from sessionkv.types import TOKEN_BYTES, SamplingParams, unpack_tokens, utf8_bytes
+from sessionkv.types import TOKEN_BYTES, NodeRecord, SamplingParams, unpack_tokens, utf8_bytes
+from sessionkv.types.portable import PortableSession, node_from_map, session_from_map
 
 R = TypeVar("R", bound=m.Request)
 Check = Callable[[str, Any, LimitsConfig], Any]
@@ -159,6 +160,38 @@ def _tokens(name: str, value: Any, limits: LimitsConfig) -> tuple[int, ...]:
             if type(token) is not int or not 0 <= token <= bounds.MAX_TOKEN:
                 _refuse(f"{name}[{i}]", token, f"an integer from 0 to {bounds.MAX_TOKEN}")
     return tuple(value)
+
+
+def _numbers(name: str, value: Any, limits: LimitsConfig) -> tuple[int, ...]:
+    items = _list(name, value, bounds.MAX_NODES)
+    number = _integer(1, bounds.MAX_ID)
+    return tuple(number(f"{name}[{i}]", item, limits) for i, item in enumerate(items))
+
+
+def _nodes(name: str, value: Any, limits: LimitsConfig) -> tuple[NodeRecord, ...]:
+    items = _list(name, value, bounds.MAX_NODES)
+    return tuple(
+        item if isinstance(item, NodeRecord) else node_from_map(item, field=f"{name}[{i}]")
+        for i, item in enumerate(items)
+    )
+
+
+def _sessions(name: str, value: Any, limits: LimitsConfig) -> tuple[PortableSession, ...]:
+    found = []
+    for i, item in enumerate(_list(name, value, bounds.MAX_NODES)):
+        if not isinstance(item, PortableSession):
+            item = session_from_map(item, field=f"{name}[{i}]")
+        _session_name(f"{name}[{i}].name", item.name, limits)
+        found.append(item)
+    return tuple(found)
+
+
+def _list(name: str, value: Any, most: int) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        _refuse(name, value, "a list")
+    if len(value) > most:
+        _refuse(name, f"{len(value)} long", f"at most {most}")
+    return value
 
 
 class _Unfit(Exception):
@@ -313,6 +346,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "system": _text,
         "tools": _tools,
         "history": _one_of("keep", "follow"),
+        "budget_bytes": _integer(0, bounds.MAX_ID),
     },
     m.Turn: {
         "session": _session_name,
@@ -338,6 +372,8 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
     m.Info: {"session": _session_name, "history": _boolean},
     m.Close: {"session": _session_name, "keep": _boolean},
     m.List: {"prefix": _prefix, "after": _session_name, "limit": _integer(1, bounds.MAX_PAGE)},
+    m.Export: {"session": _session_name, "nodes": _numbers},
+    m.Import: {"nodes": _nodes, "sessions": _sessions, "commit": _boolean},
     m.Flush: {},
     m.Stats: {},
 }
@@ -351,6 +387,7 @@ _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Unpin: _NAME,
     m.Info: _NAME,
     m.Close: _NAME,
+    m.Export: _NAME,
 }
 _EXACTLY_ONE: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Turn: ("text", "messages", "tokens"),

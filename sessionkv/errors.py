@@ -29,7 +29,9 @@ SessionKVError
 ├── EngineClosed                  engine_closed: used after close, or draining
 ├── StoreError
 │   ├── StoreInUse                store_in_use: directory and pid
-│   └── StoreUnavailable          store_unavailable
+│   ├── StoreUnavailable          store_unavailable
+│   ├── SessionDamaged            session_damaged: a turn of it cannot be read from disk
+│   └── ExportDamaged             export_damaged: not a whole export file; offset
 ├── ModelError
 │   ├── ModelNotFound             model_not_found
 │   ├── ModelUnsupported          model_unsupported
@@ -294,6 +296,22 @@ class StoreUnavailable(StoreError):
     """The store cannot be read or written."""
 
     code = "store_unavailable"
+
+
+class SessionDamaged(StoreError):
+    """A turn of the session is damaged on disk; the session can only be deleted."""
+
+    code = "session_damaged"
+
+
+class ExportDamaged(StoreError):
+    """A file of exported sessions is damaged, cut short, or something else."""
+
+    code = "export_damaged"
+
+    def __init__(self, what: str, offset: int) -> None:
+        """Say what is wrong at which byte."""
+        super().__init__(f"at byte {offset} of the export: {what}", offset=offset)
 
 
 class ModelError(SessionKVError):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sessionkv.store.answers import (
+    Answered,
     Answers,
     Committed,
     DiskEvicted,
@@ -22,11 +23,13 @@ from sessionkv.store.block_stats import BlockStoreStats
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.block_thread import BlockThread, refused
 from sessionkv.store.gates import OPEN_GATES, Gates
-from sessionkv.store.journal import Journal
+from sessionkv.store.journal import Journal, JournalFigures
 from sessionkv.store.journal_thread import JournalThread
+from sessionkv.store.questions import Question
 from sessionkv.types import BlockHash, DiskQuery, JournalOp, Transfer
 
 __all__ = [
+    "Answered",
     "Answers",
     "CloseReport",
     "Committed",
@@ -35,6 +38,10 @@ __all__ = [
     "StoreAnswer",
     "StoreWorker",
 ]
+
+
+_ROOM_TIMEOUT_S = 5.0
+"""How long the journal waits for blocks to make room: they may be held up by the disk too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +73,15 @@ class StoreWorker:
         """Start the threads.
 
         Args:
-            journal: Loaded already; used by no other thread from here on.
+            journal: Used by no other thread from here on.
             blocks: None when the disk tier is off: lookups find nothing, transfers are refused.
             inbox: Takes :data:`StoreAnswer` values.
             gates: Points where tests hold the threads.
         """
         self._inbox = inbox
         self._journal_store = journal
-        self._journal = JournalThread(journal, inbox, gates)
         self._blocks = BlockThread(blocks, inbox, gates) if blocks is not None else None
+        self._journal = JournalThread(journal, inbox, gates, self._make_room)
         self._journal.start()
         if self._blocks is not None:
             self._blocks.start()
@@ -95,6 +102,14 @@ class StoreWorker:
         To be called for every refused ticket; only the one that failed itself has an effect.
         """
         self._journal.accept_again(ticket)
+
+    def ask(self, ticket: int, question: Question) -> None:
+        """Ask the journal; answered by :class:`Answered`, in order with the commits.
+
+        Raises:
+            Overloaded: Too much waits; nothing was queued.
+        """
+        self._journal.ask(ticket, question)
 
     def lookup(self, ticket: int, query: DiskQuery) -> None:
         """Ask how far a chain reaches on disk; answered by :class:`LookedUp`."""
@@ -130,13 +145,26 @@ class StoreWorker:
         if self._blocks is not None:
             self._blocks.delete(keys)
 
+    def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
+        """The ranks of these blocks, as the block store asks for them, may have fallen."""
+        if self._blocks is not None:
+            self._blocks.ranks_fell(keys)
+
     def stats(self) -> BlockStoreStats | None:
         """Figures of the block store when it was last idle; None when the disk tier is off."""
         return None if self._blocks is None else self._blocks.stats
 
+    def journal_figures(self) -> JournalFigures:
+        """Counts of the journal after its latest transaction."""
+        return self._journal.figures
+
     def journal_bytes(self) -> int:
         """Bytes of disk the journal takes."""
         return self._journal_store.used_bytes()
+
+    def _make_room(self) -> bool:
+        """Blocks are a cache: they go where the journal finds the disk full."""
+        return self._blocks is not None and self._blocks.make_room(_ROOM_TIMEOUT_S)
 
     def close(self, drain_s: float) -> CloseReport:
         """Finish what is queued within ``drain_s``, answer the rest as not done, close both.

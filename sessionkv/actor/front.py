@@ -28,6 +28,7 @@ from sessionkv.engine.messages import (
     CoreMessage,
     CoreStopped,
     FrontMessage,
+    ImportSessions,
     KeyClaim,
     OpenSession,
     RenderTurn,
@@ -48,10 +49,10 @@ from sessionkv.errors import (
     TurnFailed,
 )
 from sessionkv.ipc import messages as wire
+from sessionkv.types.portable import LOCAL_TENANT
 
 _log = logging.getLogger(__name__)
 
-LOCAL_TENANT = "local"
 _MAX_ATTEMPT = 2**31 - 1
 
 
@@ -117,6 +118,7 @@ class Front:
         state = self._connections.pop(connection, None)
         if state is None:
             return
+        self._writer.imports.drop(connection)
         for turn_id in list(state.open_requests.values()):
             turn = self._turns.get(turn_id)
             if turn is not None:
@@ -157,6 +159,13 @@ class Front:
         message: FrontMessage = Call(call_id, state.tenant, request)
         if isinstance(request, wire.Open):
             message = self._open_message(call_id, state.tenant, request)
+        elif isinstance(request, wire.Import):
+            tree = self._writer.imports.add(connection, request)
+            if not request.commit:
+                held = wire.Result(id=request.id, value={"held": len(tree.nodes)})
+                self.replies.append((connection, held))
+                return
+            message = ImportSessions(call_id, state.tenant, tree)
         state.open_requests[request.id] = call_id
         self._calls[call_id] = (connection, request.id)
         self.to_core.append(message)
@@ -175,7 +184,16 @@ class Front:
 
     def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
         system, tools, root = self._writer.root_blobs(request.system, request.tools)
-        return OpenSession(call_id, tenant, request.session, system, tools, root, request.history)
+        return OpenSession(
+            call_id,
+            tenant,
+            request.session,
+            system,
+            tools,
+            root,
+            request.history,
+            request.budget_bytes,
+        )
 
     def _cancel(self, connection: bytes, state: _Connection, request: wire.Cancel) -> None:
         turn_id = state.open_requests.get(request.request)

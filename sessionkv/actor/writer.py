@@ -17,6 +17,7 @@ from typing import Any
 from sessionkv.actor.blobs import pack, pack_response, pack_sampling, unpack
 from sessionkv.actor.front_turn import FrontTurn
 from sessionkv.actor.history import render_history
+from sessionkv.actor.imports import ImportDesk
 from sessionkv.cache.turns import format_node_id
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import (
@@ -51,7 +52,11 @@ _MAX_ROOTS = 1024
 
 
 class Writer:
-    """The front's text work for one model. One thread."""
+    """The front's text work for one model. One thread.
+
+    Attributes:
+        imports: Turns that clients have sent to be imported.
+    """
 
     def __init__(self, text: TextModel, limits: LimitsConfig, max_model_len: int) -> None:
         self._text = text
@@ -59,6 +64,7 @@ class Writer:
         self._max_model_len = max_model_len
         self._roots: OrderedDict[int, RootText] = OrderedDict()
         self._memory = ReplyMemory()
+        self.imports = ImportDesk(text)
 
     # Before a turn ---------------------------------------------------------------------------
 
@@ -235,6 +241,7 @@ class Writer:
             finish_reason=reason,
             reply_blob=pack({"role": "assistant", "content": stream.text}),
             response_blob=pack_response(turn.answer) if turn.claim is not None else b"",
+            calls_tool=turn.kind == "chat" and self._text.calls_tool(stream.text),
         )
         return verdict, held
 

@@ -8,16 +8,19 @@ ends that step's turns, and what escapes from the loop ends the engine with ever
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from sessionkv.cache.invariants import InvariantBroken
-from sessionkv.engine.calls import CallDesk
+from sessionkv.engine.calls import CallDesk, sessions_named
 from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.engine.draining import Drainer
+from sessionkv.engine.durability import DurabilityDesk
+from sessionkv.engine.housekeeping import Chore, Housekeeping
 from sessionkv.engine.inbox import Inbox
+from sessionkv.engine.loading import Loader, Ready
 from sessionkv.engine.messages import (
     Call,
     CallDone,
@@ -25,6 +28,7 @@ from sessionkv.engine.messages import (
     CoreMessage,
     CoreStopped,
     Drain,
+    ImportSessions,
     OpenSession,
     PathWanted,
     StopAt,
@@ -37,12 +41,13 @@ from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
     EngineClosed,
-    NodeNotFound,
     SessionKVError,
     StoreUnavailable,
     TurnFailed,
 )
-from sessionkv.store.worker import Committed, DiskEvicted, LookedUp
+from sessionkv.ipc.messages import List
+from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
+from sessionkv.store.worker import Answered, Committed, DiskEvicted, LookedUp
 from sessionkv.types import StepPlan, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
@@ -87,8 +92,11 @@ class Core:
         self._commits = Commits(parts.tree, parts.store)
         self._turns = TurnDesk(parts, self._commits)
         self._calls = CallDesk(parts, self._commits, self._turns)
+        self._loader = Loader(parts.tree, parts.store, parts.root, parts.kv.block_size)
+        self._chores = Housekeeping(parts, self._commits, self._turns, self._loader)
         self._tick_at = self._housekeeping_at = clock()
-        self._drain_until: float | None = None
+        self._writes = DurabilityDesk(parts, self._turns)
+        self._drainer = Drainer(parts, self._turns, self._commits, self._writes)
         self._computing = False
         self._moves: dict[int, Transfer] = {}
         self._unchecked_since: float | None = None
@@ -97,7 +105,7 @@ class Core:
         """Loop until drained; answers every turn before it returns."""
         error: SessionKVError | None = None
         try:
-            while not self._drained():
+            while not self._drainer.is_done(self._clock()):
                 self._take_in()
                 self._step()
                 self._emit()
@@ -105,7 +113,7 @@ class Core:
             _log.exception("the engine's core failed")
             error = TurnFailed(f"the engine failed ({type(failure).__name__})")
         self._turns.drop_all(error or EngineClosed("the engine is closed"), self._clock())
-        self._turns.out.append(CoreStopped(error))
+        self._turns.out.append(CoreStopped(error, self._drainer.report))
         self._emit()
 
     # One round -------------------------------------------------------------------------------
@@ -158,27 +166,40 @@ class Core:
         stale = parts.kv.take_stale()
         if stale:
             parts.store.delete(stale)
+        fallen = parts.kv.take_fallen()
+        if fallen:
+            parts.store.ranks_fell(fallen)
         self._calls.finish_flushes()
 
     # What comes in ---------------------------------------------------------------------------
 
     def _take_in(self) -> None:
         for message in self.inbox.drain(self._patience_s()):
-            now = self._clock()
-            try:
-                self._handle(message, now, self._wall())
-            except Exception as failure:  # noqa: BLE001 - the actor's one boundary
-                _log.exception("a %s could not be handled", type(message).__name__)
-                self._give_up(message, failure, now)
+            self._guarded(self._handle, message, message)
+            self._serve_ready()
         now = self._clock()
         if now >= self._tick_at:
             self._tick_at = now + _TICK_S
             self._tick(now)
+            self._serve_ready()
+
+    def _serve_ready(self) -> None:
+        """Serve the requests whose sessions are in memory by now."""
+        while (ready := self._loader.next_ready()) is not None:
+            self._guarded(self._serve, ready, ready.item)
+
+    def _guarded(self, handle: Callable[..., None], what: object, message: object) -> None:
+        now = self._clock()
+        try:
+            handle(what, now, self._wall())
+        except Exception as failure:  # noqa: BLE001 - the actor's one boundary
+            _log.exception("a %s could not be handled", type(message).__name__)
+            self._give_up(message, failure, now)
 
     def _give_up(self, message: object, failure: Exception, now: float) -> None:
         """End what a message was about; the others go on."""
         error = TurnFailed(f"the engine could not do this ({type(failure).__name__})")
-        if isinstance(message, Call | OpenSession):
+        if isinstance(message, Call | OpenSession | ImportSessions):
             self._turns.out.append(CallDone(message.call_id, error=error))
             return
         turn_id = getattr(message, "turn_id", None)
@@ -190,7 +211,8 @@ class Core:
         """How long to sleep for the inbox when there is nothing to compute."""
         if self._computing:
             return 0.0
-        wakes = [self._tick_at + (0.0 if self._turns.active else _HOUSEKEEPING_S)]
+        is_busy = self._turns.active or self._drainer.begun
+        wakes = [self._tick_at + (0.0 if is_busy else _HOUSEKEEPING_S)]
         if (wake := self._parts.scheduler.next_wake()) is not None:
             wakes.append(wake)
         return max(0.0, min(wakes) - self._clock())
@@ -198,13 +220,18 @@ class Core:
     def _handle(self, message: object, now: float, wall: float) -> None:
         turns = self._turns
         if isinstance(message, SubmitTurn):
-            turns.submit(message, now, wall)
+            turns.submit(message, now)
+            self._load(message)
+        elif isinstance(message, Call | OpenSession | ImportSessions):
+            self._load(message)
         elif isinstance(message, TurnRendered):
             turns.rendered(message, now)
         elif isinstance(message, Verdict):
             turns.verdict(message, now, wall)
         elif isinstance(message, Committed):
             self._committed(message, now)
+        elif isinstance(message, Answered):
+            self._loader.answered(message)
         elif isinstance(message, TransferResult):
             self._moved(message, now)
         elif isinstance(message, LookedUp):
@@ -213,10 +240,6 @@ class Core:
             turns.stop_at(message, now)
         elif isinstance(message, CancelTurn):
             turns.cancel(message, now)
-        elif isinstance(message, Call):
-            self._calls.call(message, now, wall)
-        elif isinstance(message, OpenSession):
-            self._calls.open(message, wall)
         elif isinstance(message, PathWanted):
             turns.send_path(message.turn_id)
         elif isinstance(message, TurnRefused):
@@ -224,8 +247,37 @@ class Core:
         elif isinstance(message, DiskEvicted):
             self._parts.kv.on_disk_evicted(message.keys)
         elif isinstance(message, Drain):
-            turns.draining = True
-            self._drain_until = now + message.drain_s
+            self._drainer.begin(message.drain_s, now)
+
+    def _load(self, message: SubmitTurn | Call | OpenSession | ImportSessions) -> None:
+        """Have a request wait for what it needs of the journal."""
+        names = sessions_named(message)
+        question: Question | None = None
+        if isinstance(message, SubmitTurn) and message.claim is not None:
+            question = FindKey(message.tenant, message.claim.key)
+        elif isinstance(message, Call) and isinstance(message.request, List):
+            asked = message.request
+            question = ListSessions(message.tenant, asked.prefix, asked.after, asked.limit)
+            names = self._loader.waiting_names(message.tenant)
+        self._loader.submit(message, names, question)
+
+    def _serve(self, ready: Ready, now: float, wall: float) -> None:
+        item, reply = ready.item, ready.reply
+        if isinstance(item, SubmitTurn):
+            self._turns.start(ready, now, wall)
+        elif isinstance(item, Call | OpenSession | ImportSessions):
+            if ready.error is not None:
+                self._turns.out.append(CallDone(item.call_id, error=ready.error))
+            elif isinstance(item, OpenSession):
+                self._calls.open(item, wall)
+            elif isinstance(item, ImportSessions):
+                self._calls.take_in(item)
+            elif isinstance(reply, SessionPage):
+                self._calls.list(item.call_id, reply)
+            else:
+                self._calls.call(item, now, wall)
+        elif isinstance(item, Chore):
+            self._chores.serve(item, ready, wall)
 
     def _committed(self, message: Committed, now: float) -> None:
         if message.error is None:
@@ -251,17 +303,15 @@ class Core:
         if commit.turn_id is None:
             self._turns.out.append(commit.reply)
             return
-        self._turns.durable(commit.turn_id, now)
-        if change.node_id is not None and parts.config.cache.durability == "idle":
-            # The session may have been deleted while its turn was on its way to the journal.
-            with contextlib.suppress(NodeNotFound):
-                parts.kv.request_clean((*commit.recomputed, *parts.tree.keys_of(change.node_id)))
+        self._writes.journalled(commit, now)
 
     def _moved(self, result: TransferResult, now: float) -> None:
         parts = self._parts
         transfer = self._moves.pop(result.transfer_id)
         parts.scheduler.on_transfer(result, now)
         self._count_move(transfer, result)
+        if self._writes and transfer.dst is Tier.DISK:
+            self._writes.answer_written(now)
 
     def _count_move(self, transfer: Transfer, result: TransferResult) -> None:
         num_bytes = len(transfer.moves) * self._parts.runner.geometry.block_bytes
@@ -275,23 +325,19 @@ class Core:
 
     def _tick(self, now: float) -> None:
         self._turns.tick(now)
+        self._writes.answer_written(now)
+        self._chores.tidy()
         if now < self._housekeeping_at:
             return
         self._housekeeping_at = now + _HOUSEKEEPING_S
-        self._expire()
+        self._parts.returns.expire(now)
+        self._chores.expire(self._wall())
         line = self._parts.metrics.log_line(now)
         if line is not None:
             _log.info(line)
         worked_at = self._unchecked_since
         if worked_at is not None and now - worked_at >= _QUIET_S and not self._moves:
             self._check_books()
-
-    def _expire(self) -> None:
-        change = self._parts.tree.expire(self._wall())
-        if change is not None:
-            # Where the journal takes no more, it is as before and runs out again the next time.
-            with contextlib.suppress(SessionKVError):
-                self._commits.submit(PendingCommit(change, CallDone(-1)))
 
     def _check_books(self) -> None:
         """Once after each busy time; a turn that comes meanwhile waits until all is recounted.
@@ -304,15 +350,3 @@ class Core:
         except InvariantBroken as failure:
             _log.error("the KV cache's books do not balance: %s", failure)
             self._parts.metrics.count_book_error()
-
-    def _drained(self) -> bool:
-        if self._drain_until is None:
-            return False
-        if self._turns.active and self._clock() < self._drain_until:
-            return False
-        if self._turns.active:
-            self._turns.drop_all(EngineClosed("the engine is shutting down"), self._clock())
-        waits = self._commits or (
-            self._parts.kv.dirty_count() and self._clock() < self._drain_until
-        )
-        return not waits

@@ -26,6 +26,7 @@ from typing import Any
 from sessionkv.errors import SessionKVError
 from sessionkv.ipc.messages import Request
 from sessionkv.types import CacheReport, FinishReason, MissReport, SamplingParams, TokenLogprob
+from sessionkv.types.portable_tree import PortableTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class Verdict:
         closed: The log now ends with the template's own end of turn.
         reply_blob: Opaque, journalled with the node.
         response_blob: Opaque whole answer, journalled under the idempotency key when there is one.
+        calls_tool: The reply asks for a tool: the session is likely to be back soon.
     """
 
     turn_id: int
@@ -167,6 +169,7 @@ class Verdict:
     finish_reason: FinishReason
     reply_blob: bytes
     response_blob: bytes
+    calls_tool: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,16 @@ class OpenSession:
     tools_blob: bytes | None
     root_blob: bytes
     history: str | None
+    budget_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSessions:
+    """Add turns and sessions from elsewhere, all or none; their texts were checked."""
+
+    call_id: int
+    tenant: str
+    tree: PortableTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +233,7 @@ FrontMessage = (
     | Verdict
     | CancelTurn
     | OpenSession
+    | ImportSessions
     | Call
     | Drain
 )
@@ -301,10 +315,28 @@ class CallDone:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainReport:
+    """What a drain left undone.
+
+    Attributes:
+        dropped_turns: Turns that did not end in time.
+        unwritten_blocks: Blocks of sessions that are not on disk.
+        unwritten_bytes: Their size.
+        drain_s: The time there was.
+    """
+
+    dropped_turns: int
+    unwritten_blocks: int
+    unwritten_bytes: int
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CoreStopped:
-    """The step loop ended; ``error`` where it was not asked to."""
+    """The step loop ended: after a drain, or with ``error`` where it was not asked to."""
 
     error: SessionKVError | None = None
+    drained: DrainReport | None = None
 
 
 CoreMessage = (

@@ -12,6 +12,8 @@ from sessionkv.ipc import messages as m
 from sessionkv.ipc.codec import decode_reply, decode_request, encode_reply, encode_request
 from sessionkv.ipc.limits import MAX_ARRAY, MAX_ITEMS, MAX_MAP
 from sessionkv.types import SamplingParams
+from sessionkv.types.portable import PortableSession
+from tests.builders.store import node
 
 LIMITS = LimitsConfig()
 
@@ -42,6 +44,13 @@ REQUESTS = [
     m.List(15, prefix="a", after="ab", limit=5),
     m.Flush(16),
     m.Stats(17),
+    m.Export(18, session="a", nodes=(1, 2**63 - 1)),
+    m.Import(
+        19,
+        nodes=(node(1), node(2, 1, tokenizer_digest="t", incoming_blob=b"\xff")),
+        sessions=(PortableSession("a", 2, "keep", 1.0, 2.5),),
+        commit=True,
+    ),
 ]
 REPLIES = [
     m.Welcome(0, engine="e", pid=3, limits={"depth": 32}),
