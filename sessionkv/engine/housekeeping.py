@@ -48,9 +48,7 @@ class Chore:
 class Housekeeping:
     """Chores of one core."""
 
-    def __init__(
-        self, parts: CoreParts, commits: Commits, turns: TurnDesk, loader: Loader
-    ) -> None:
+    def __init__(self, parts: CoreParts, commits: Commits, turns: TurnDesk, loader: Loader) -> None:
         self._parts = parts
         self._tree = parts.tree
         self._commits = commits
