@@ -252,7 +252,7 @@ class ChecksumRunner:
         return StepOutput(plan.step_id, sampled, failed)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Ends, freed blocks, copies and starts, in this order."""
+        """Ends, freed and new blocks, copies and starts, in this order."""
         for seq_id in plan.ends:
             ended = self._running.pop(seq_id, None)
             if ended is None:
@@ -260,6 +260,10 @@ class ChecksumRunner:
             self._hold(ended.table, -1)
         for block_id in plan.freed_block_ids:
             self._fresh(block_id)
+        for step in plan.steps:
+            # Before the starts: one that comes later in the plan may read what the step writes.
+            for block_id in step.new_block_ids:
+                self._fresh(block_id)
         cell = CELL_BYTES
         for copy in plan.copies:
             src, dst = self.block_view(copy.src), self.block_view(copy.dst)
@@ -295,8 +299,6 @@ class ChecksumRunner:
         sequence = self._running.get(step.seq_id)
         if sequence is None:
             raise PlanError(f"sequence {step.seq_id} has a step but did not start")
-        for block_id in step.new_block_ids:
-            self._fresh(block_id)
         sequence.table.extend(step.new_block_ids)
         self._hold(step.new_block_ids, 1)
         if not sequence.known:

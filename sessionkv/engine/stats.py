@@ -28,7 +28,7 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "lost_blocks": usage.counters.lost,
         "duplicate_blocks": usage.counters.duplicates,
     }
-    values["rates"] = parts.planner.rates()
+    values["rates"] = parts.planner.rates.report()
     values["store"] = {
         "journal_bytes": parts.store.journal_bytes(),
         "nodes": parts.tree.num_nodes,

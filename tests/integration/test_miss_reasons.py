@@ -226,9 +226,9 @@ def test_recompute_was_sooner() -> None:
     with open_engine(config) as engine:
         log = first_turn(engine)
         push_out(engine, 8)
-        planner = engine.parts.planner
-        type(planner).observe_prefill(planner, 1000, 1e-6)
-        planner.observe_load(Tier.HOST, 1, 64, 10.0)
+        rates = engine.parts.planner.rates
+        type(rates).observe_prefill(rates, 1000, 1e-6)
+        rates.observe_load(Tier.HOST, 1, 64, 10.0)
         report = next_turn(engine, log)
         assert report.cached_tokens == 0
         assert miss_of(report) == (MissReason.RECOMPUTE_WAS_SOONER, 0, 1)
