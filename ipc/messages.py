@@ -216,7 +216,8 @@ class Import(Request):
     """Turns and sessions from elsewhere; they exist, all of them, once one with ``commit`` came.
 
     Until then they are held for this connection, and forgotten with it.
-    Reply: Result ``{"held": turns}``; of the last one ``{"sessions": [name], "turns": int}``.
+    Reply: Result ``{"held": turns}``; of the last one ``{"sessions": [name], "turns": int,
+    "other_tokenizer": [name]}``, the latter those that will be encoded anew.
     """
 
     TYPE: ClassVar[str] = "import"

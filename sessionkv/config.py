@@ -38,7 +38,9 @@ class CacheConfig:
         disk_bytes: Cap of the disk tier, metadata included; 0 turns it off (default: 10% of free
             space, at most 50 GiB).
         prefix_cache: Reuse KV across requests; off means every prompt is computed whole.
-        durability: ``"idle"`` writes an idle session's blocks to disk, ``"off"`` only on eviction.
+        durability: When a session's blocks are written to disk: ``"turn"`` before a turn's terminal
+            event, ``"idle"`` from the turn's end on, ``"evict"`` before they leave memory (at the
+            engine's end too), ``"off"`` only on ``flush``. The journal has the turn in any case.
     """
 
     block_size: int = 16
@@ -53,8 +55,8 @@ class CacheConfig:
         """Check ranges."""
         if self.block_size not in (4, 8, 16, 32, 64, 128, 256):
             raise ConfigError("cache.block_size", self.block_size, "a power of two from 4 to 256")
-        if self.durability not in ("idle", "off"):
-            raise ConfigError("cache.durability", self.durability, "idle or off")
+        if self.durability not in ("turn", "idle", "evict", "off"):
+            raise ConfigError("cache.durability", self.durability, "turn, idle, evict or off")
         _range("cache.device_bytes", self.device_bytes, 1, 2**50)
         _range("cache.device_blocks", self.device_blocks, 1, 2**31)
         _range("cache.host_bytes", self.host_bytes, 0, 2**50)
@@ -106,7 +108,7 @@ class LimitsConfig:
         idempotency_keys: Most keys kept; the oldest are forgotten first.
         idempotency_ttl_s: How long a key is kept.
         verdict_timeout_s: How long core waits for the front to judge a finished turn.
-        drain_s: How long running turns may go on after the engine was told to end.
+        drain_s: How long turns may go on, and blocks be written, after the engine was told to end.
     """
 
     frame_bytes: int = 16 * MIB

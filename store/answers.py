@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sessionkv.errors import StoreError
+from sessionkv.store.questions import Reply
 from sessionkv.types import BlockHash, DiskReceipt, TransferResult
 
 
@@ -15,6 +16,15 @@ class Committed:
 
     ticket: int
     error: StoreError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The journal's answer to one question; with ``error`` when it could not be read."""
+
+    ticket: int
+    reply: Reply
+    error: StoreError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class DiskEvicted:
     keys: tuple[BlockHash, ...]
 
 
-StoreAnswer = Committed | LookedUp | TransferResult | DiskEvicted
+StoreAnswer = Committed | Answered | LookedUp | TransferResult | DiskEvicted
 
 
 class Answers(Protocol):

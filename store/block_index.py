@@ -1,20 +1,24 @@
 """Which blocks are on disk, in which slot, after which parent, and in which order they go.
 
-One LMDB environment with three databases beside ``meta``:
+One LMDB environment with four databases beside ``meta``:
 
     entries    block key -> slot, place in the order, parent, token ids, under a checksum
-    children   parent -> class and key of the blocks after it (sorted duplicates)
+    children   parent -> kind and key of the blocks after it (sorted duplicates)
     order      (class, stamp, height, slot) -> key, ascending from the first to go
+    free       the slots that no entry names (``store.slot_map``)
 
-``class`` is 0 for partial blocks, which go first, and 1 for full ones. A stamp is taken from a
-counter whenever a block is written or used. A parent must outlive its children, or they could not
-be reached: a block that comes to the cold end with a child used later is moved up, lazily, to just
-behind that child (same stamp, height one more), so a chain is taken from its tail and as a whole
-keeps the age of its latest use.
+``kind`` is 0 for partial blocks and 1 for full ones; ``class`` is twice the rank of retention and
+the kind, so that in each rank partial blocks go first. A stamp is taken from a counter whenever a
+block is written or used. A parent must outlive its children, or they could not be reached: a block
+that comes to the cold end with a child of a higher class, or used later, is moved up, lazily, to
+just behind that child (same rank and stamp, height one more), so a chain is taken from its tail
+and as a whole keeps the age of its latest use. A rank is kept with its block, so that the order
+outlives a restart; one that has risen meanwhile counts when the block comes to the cold end.
 
 Invariants: an entry that does not match its checksum is as none; rows of ``children`` and ``order``
-may be stale after damage, so both are checked against ``entries`` wherever they are read. Must not
-know of files, leases or caps.
+may be stale after damage, so both are checked against ``entries`` wherever they are read. It is
+asked, not loaded: opening it and keeping it open cost the same however many blocks there are. Must
+not know of files, leases or caps.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from __future__ import annotations
 import logging
 import shutil
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -34,13 +38,17 @@ import xxhash
 
 from sessionkv.store.directory import disk_bytes
 from sessionkv.store.environment import begin_read, open_environment, write
+from sessionkv.store.slot_map import SlotMap
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _ENTRY = struct.Struct("<IQI32s")
-_ROW = struct.Struct(">QII")
+_ROW = struct.Struct(">BQII")
 _PARTIAL, _FULL = b"\x00", b"\x01"
+_MAX_RANK = 126
+# Rank and height share 32 bits.
+_HEIGHT_BITS = 24
 _SEAL_BYTES = 8
 # Most children of one block that are looked at, for a partial match or for the order.
 MAX_CHILDREN = 1024
@@ -56,6 +64,7 @@ class Entry:
     slot: int
     stamp: int = 0
     height: int = 0
+    rank: int = 0
 
 
 class BlockIndex:
@@ -64,6 +73,7 @@ class BlockIndex:
     The methods that take a transaction work inside :meth:`reading` or :meth:`write`.
 
     Attributes:
+        slots: The slots that no entry names. :meth:`put` and :meth:`remove` keep it.
         quarantined: Where a damaged index was moved to, None when there was none.
     """
 
@@ -75,12 +85,14 @@ class BlockIndex:
         """
         self._path = path
         self._full_bytes = 4 * block_size
-        self._env, self.quarantined = open_environment(path, max_dbs=4)
+        self._env, self.quarantined = open_environment(path, max_dbs=5)
         self._meta = self._env.open_db(b"meta")
         self._entries = self._env.open_db(b"entries")
         self._children = self._env.open_db(b"children", dupsort=True, dupfixed=True)
         self._order = self._env.open_db(b"order")
-        self._stamp = 0
+        self.slots = SlotMap(self._env)
+        with self.reading() as txn:
+            self._stamp = self._newest_stamp(txn)
 
     def reading(self) -> lmdb.Transaction:
         """A read transaction, to be used as a context and ended before anything waits."""
@@ -104,25 +116,10 @@ class BlockIndex:
         packed: bytes = msgpack.packb(layout)
         self.write(lambda txn: txn.put(b"layout", packed, db=self._meta))
 
-    def scan(self, end_slot: int) -> dict[int, bytes]:
-        """Slots in use (below ``end_slot``) and their keys; what is damaged is removed.
-
-        Called once at open, before the first stamp is taken. Cost: about 2 us an entry.
-        """
-        used: dict[int, bytes] = {}
-        bad: list[bytes] = []
+    def end_slot(self) -> int | None:
+        """One past the last slot that was ever named; None when that is damaged."""
         with self.reading() as txn:
-            for raw_key, value in txn.cursor(self._entries):
-                key = bytes(raw_key)
-                entry = _opened(key, bytes(value))
-                if entry is None or entry.slot >= end_slot or entry.slot in used:
-                    bad.append(key)
-                    continue
-                used[entry.slot] = key
-                self._stamp = max(self._stamp, entry.stamp)
-        if bad:
-            self.write(lambda txn: [txn.delete(key, db=self._entries) for key in bad])
-        return used
+            return self.slots.end(txn)
 
     def get(self, txn: lmdb.Transaction, key: bytes) -> Entry | None:
         """The entry of a block, None when there is none. About 5 us."""
@@ -147,12 +144,14 @@ class BlockIndex:
         """Number of blocks."""
         return int(txn.stat(self._entries)["entries"])
 
-    def entries(self, txn: lmdb.Transaction) -> Iterator[Entry]:
-        """All blocks, by key."""
-        for key, value in txn.cursor(self._entries):
-            entry = _opened(bytes(key), bytes(value))
-            if entry is not None:
-                yield entry
+    def entries(self, txn: lmdb.Transaction, after: bytes = b"") -> Iterator[Entry]:
+        """Blocks by key, those past ``after``; damaged ones are left out."""
+        cursor = txn.cursor(self._entries)
+        if cursor.set_range(after + b"\0"):
+            for key, value in cursor:
+                entry = _opened(bytes(key), bytes(value))
+                if entry is not None:
+                    yield entry
 
     def children(
         self, txn: lmdb.Transaction, parent: bytes, *, full: bool | None = None
@@ -173,18 +172,24 @@ class BlockIndex:
                 yield entry
 
     def put(self, txn: lmdb.Transaction, entry: Entry) -> None:
-        """Add a block that is not there, as the one used last."""
+        """Add a block that is not there, as the one used last; its slot is no longer free."""
         self._stamp += 1
-        entry = replace(entry, stamp=self._stamp, height=0)
+        self.slots.named(txn, entry.slot)
+        rank = min(entry.rank, _MAX_RANK)
+        entry = replace(entry, stamp=self._stamp, height=0, rank=rank)
         txn.put(entry.key, _sealed(entry), db=self._entries)
-        txn.put(entry.parent, self._class(entry) + entry.key, db=self._children)
+        txn.put(entry.parent, self._kind(entry) + entry.key, db=self._children)
         txn.put(self._row(entry), entry.key, db=self._order)
 
-    def remove(self, txn: lmdb.Transaction, key: bytes) -> Entry | None:
-        """Forget a block; what was known of it, None when nothing was."""
+    def remove(self, txn: lmdb.Transaction, key: bytes, *, has_space: bool = True) -> Entry | None:
+        """Forget a block; what was known of it, None when nothing was.
+
+        Its slot is free once this is on disk; ``has_space`` says whether it keeps its disk space.
+        """
         entry = self.get(txn, key)
         if entry is not None:
-            txn.delete(entry.parent, self._class(entry) + key, db=self._children)
+            self.slots.unnamed(txn, entry.slot, has_space=has_space)
+            txn.delete(entry.parent, self._kind(entry) + key, db=self._children)
             txn.delete(self._row(entry), db=self._order)
         txn.delete(key, db=self._entries)
         return entry
@@ -195,13 +200,24 @@ class BlockIndex:
             entry = self.get(txn, key)
             if entry is not None:
                 self._stamp += 1
-                self._move(txn, entry, stamp=self._stamp, height=0)
+                self._move(txn, entry, stamp=self._stamp, height=0, rank=entry.rank)
 
-    def coldest(self, txn: lmdb.Transaction, leased: Container[int]) -> Entry | None:
+    def set_ranks(self, txn: lmdb.Transaction, ranks: Mapping[bytes, int]) -> None:
+        """The blocks have these ranks now; each keeps its place by use. Others are passed over."""
+        for key, rank in ranks.items():
+            entry = self.get(txn, key)
+            if entry is not None and entry.rank != rank:
+                rank = min(rank, _MAX_RANK)
+                self._move(txn, entry, stamp=entry.stamp, height=entry.height, rank=rank)
+
+    def coldest(
+        self, txn: lmdb.Transaction, leased: Container[int], rank_of: Callable[[bytes], int]
+    ) -> Entry | None:
         """The block that is to go first, not in a leased slot; None when there is none.
 
-        May move blocks up in the order. Amortised O(log blocks): a block is moved up once for
-        each time that it comes to the cold end before its children.
+        Moves blocks up in the order whose rank, by ``rank_of``, has risen, and those that would go
+        before their children. Amortised O(log blocks): once for each time that a block comes to
+        the cold end.
         """
         cursor = txn.cursor(self._order)
         row = b""
@@ -212,6 +228,8 @@ class BlockIndex:
                 txn.delete(row, db=self._order)
             elif entry.slot in leased:
                 row += b"\0"
+            elif (rank := min(rank_of(key), _MAX_RANK)) > entry.rank:
+                self._move(txn, entry, stamp=entry.stamp, height=entry.height, rank=rank)
             elif not self._defer(txn, entry):
                 return entry
         return None
@@ -225,36 +243,56 @@ class BlockIndex:
         self._env.close()
 
     def _defer(self, txn: lmdb.Transaction, entry: Entry) -> bool:
-        """Move a block whose children were used later behind them; False when there is no such."""
+        """Move a block whose children go later behind them; False when there is no such."""
         path = [entry]
         while True:
             later = self.children(txn, path[-1].key, full=True)
             newest = max(later, key=self._row, default=None)
-            # Ranks rise along the path, so it ends.
+            # Rows rise along the path, so it ends.
             if newest is None or self._row(newest) <= self._row(path[-1]):
                 break
             path.append(newest)
         last = path.pop()
         for height, above in enumerate(reversed(path), last.height + 1):
-            self._move(txn, above, stamp=last.stamp, height=height)
+            self._move(txn, above, stamp=last.stamp, height=height, rank=last.rank)
         return bool(path)
 
-    def _move(self, txn: lmdb.Transaction, entry: Entry, *, stamp: int, height: int) -> None:
-        moved = replace(entry, stamp=stamp, height=height)
+    def _move(
+        self, txn: lmdb.Transaction, entry: Entry, *, stamp: int, height: int, rank: int
+    ) -> None:
+        moved = replace(entry, stamp=stamp, height=height, rank=rank)
         txn.delete(self._row(entry), db=self._order)
         txn.put(self._row(moved), entry.key, db=self._order)
         txn.put(entry.key, _sealed(moved), db=self._entries)
 
-    def _class(self, entry: Entry) -> bytes:
+    def _newest_stamp(self, txn: lmdb.Transaction) -> int:
+        """The highest stamp of an entry that its row bears out, or 0. O(classes)."""
+        newest = 0
+        cursor = txn.cursor(self._order)
+        is_there = cursor.last()
+        while is_there:
+            row = bytes(cursor.key())
+            entry = self.get(txn, bytes(cursor.value()))
+            if entry is None or self._row(entry) != row:
+                is_there = cursor.prev()
+                continue
+            newest = max(newest, entry.stamp)
+            # It is the last of its class: on to the class before.
+            is_there = cursor.set_range(row[:1]) and cursor.prev()
+        return newest
+
+    def _kind(self, entry: Entry) -> bytes:
         return _FULL if len(entry.tokens) == self._full_bytes else _PARTIAL
 
     def _row(self, entry: Entry) -> bytes:
-        return self._class(entry) + _ROW.pack(entry.stamp, entry.height, entry.slot)
+        is_full = len(entry.tokens) == self._full_bytes
+        return _ROW.pack(2 * entry.rank + is_full, entry.stamp, entry.height, entry.slot)
 
 
 def _sealed(entry: Entry) -> bytes:
     """The value of ``entries``; the checksum covers the key too."""
-    body = _ENTRY.pack(entry.slot, entry.stamp, entry.height, entry.parent) + entry.tokens
+    rank_and_height = entry.rank << _HEIGHT_BITS | entry.height
+    body = _ENTRY.pack(entry.slot, entry.stamp, rank_and_height, entry.parent) + entry.tokens
     return xxhash.xxh3_64_digest(entry.key + body) + body
 
 
@@ -262,8 +300,9 @@ def _opened(key: bytes, value: bytes) -> Entry | None:
     body = value[_SEAL_BYTES:]
     if len(body) < _ENTRY.size or xxhash.xxh3_64_digest(key + body) != value[:_SEAL_BYTES]:
         return None
-    slot, stamp, height, parent = _ENTRY.unpack_from(body)
-    return Entry(key, parent, body[_ENTRY.size :], slot, stamp, height)
+    slot, stamp, rank_and_height, parent = _ENTRY.unpack_from(body)
+    rank, height = rank_and_height >> _HEIGHT_BITS, rank_and_height % (1 << _HEIGHT_BITS)
+    return Entry(key, parent, body[_ENTRY.size :], slot, stamp, height, rank)
 
 
 def open_index(folder: Path, layout: dict[str, int], *, cap_bytes: int) -> BlockIndex:
@@ -279,7 +318,8 @@ def open_index(folder: Path, layout: dict[str, int], *, cap_bytes: int) -> Block
     is_new = not any(folder.iterdir())
     index = BlockIndex(folder / "index", layout["block_size"])
     if not is_new:
-        if index.layout() == layout and index.used_bytes() <= cap_bytes // 2:
+        is_sound = index.layout() == layout and index.end_slot() is not None
+        if is_sound and index.used_bytes() <= cap_bytes // 2:
             return index
         _log.warning("the blocks in %s cannot be kept; starting empty", folder)
         index.close()

@@ -9,8 +9,8 @@ match header and checksum is removed and never handed on; the bytes below ``bloc
 included, stay within the cap (one record and one batch's index growth above it for a moment).
 Folders of other identities are deleted first, whole.
 
-Must not know of sessions, tiers above, sockets or threads: everything here is synchronous and
-used by one thread.
+Must not know of sessions, tiers above, sockets or threads: it is used by one thread. What takes
+time, moving payloads, it hands out as jobs that may run on another: begin, run, finish.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import count
+from itertools import count, islice
 
 import lmdb
 
@@ -30,13 +30,8 @@ from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.environment import opening
 from sessionkv.store.gates import OPEN_GATES, Gates
-from sessionkv.store.record import (
-    HEADER_BYTES,
-    VERSION,
-    RecordLayout,
-    names_another,
-    shared_tokens,
-)
+from sessionkv.store.payload_jobs import PayloadFiles, ReadJob, RecordAndView, WriteJob
+from sessionkv.store.record import RecordLayout, shared_tokens
 from sessionkv.store.segments import SegmentFiles
 from sessionkv.store.space import Space, is_full
 from sessionkv.types import (
@@ -53,14 +48,19 @@ from sessionkv.types import (
 
 _log = logging.getLogger(__name__)
 
-_BATCH_RECORDS = 64
+# Of the index and of how segment files are divided; a block store of another starts empty.
+LAYOUT_VERSION = 2
+# Most blocks written together: one wait for the disk and one index transaction.
+BATCH_RECORDS = 64
 _RETRY_S = 30.0
+# Noted uses that are worth a transaction of their own.
+_MANY_NOTES = 1024
 
 
-def nothing_pinned(key: bytes) -> bool:
-    """Plain order of use."""
+def unranked(key: bytes) -> int:
+    """Of blocks that are written: nobody retains them. Of others: as they were written."""
     del key
-    return False
+    return 0
 
 
 class BlockStore:
@@ -73,7 +73,7 @@ class BlockStore:
         geometry: KVGeometry,
         *,
         cap_bytes: int,
-        is_pinned: Callable[[bytes], bool] = nothing_pinned,
+        rank_of: Callable[[bytes], int] = unranked,
         gates: Gates = OPEN_GATES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,8 +84,9 @@ class BlockStore:
             identity: Digest of everything that changes KV bytes; names the folder.
             geometry: Shape of the blocks; part of what the identity digests.
             cap_bytes: Most bytes of all block stores of the directory, metadata included; above 0.
-            is_pinned: Whether a block goes after all that are not; asked on this thread, for blocks
-                that are next to go.
+            rank_of: Rank of retention of a block, as far as is known, else 0: blocks of a lower
+                one go first. Asked on this thread, for blocks that are written, that are next to
+                go, or that were named to :meth:`ranks_fell`.
             gates: Points where tests hold the thread.
             clock: Monotonic seconds.
 
@@ -98,15 +99,15 @@ class BlockStore:
         self._block_size = geometry.block_size
         self._gates = gates
         self._clock = clock
+        self._rank_of = rank_of
         self._counts = BlockStoreCounts()
         self._receipts: dict[int, list[int]] = {}
         self._receipt_ids = count(1)
-        self._header = bytearray(HEADER_BYTES)
         self._off_reason = ""
         self._retry_at_s = 0.0
         folder = directory.blocks_path / identity.hex()
         layout = {
-            "version": VERSION,
+            "version": LAYOUT_VERSION,
             "payload_bytes": geometry.block_bytes,
             "slot_bytes": self._layout.slot_bytes,
             "block_size": geometry.block_size,
@@ -114,13 +115,14 @@ class BlockStore:
         with opening(folder):
             self._index = open_index(folder, layout, cap_bytes=cap_bytes)
             self._segments = SegmentFiles(folder, self._layout.slot_bytes)
+            self._files = PayloadFiles(self._layout, self._segments, gates)
             self._space = Space(
                 folder,
                 self._index,
                 self._segments,
                 slot_bytes=self._layout.slot_bytes,
                 cap_bytes=cap_bytes,
-                is_pinned=is_pinned,
+                rank_of=rank_of,
             )
         self._trim()
         if not self._space.fits_one():
@@ -158,7 +160,7 @@ class BlockStore:
         self._receipts[receipt.receipt_id] = [block.slot for block in found]
         self._space.lease(block.slot for block in found)
         # Deepest first, so that a chain goes from its tail.
-        self._space.touch(block.record.key for block in reversed(found))
+        self._space.note(block.record.key for block in reversed(found))
         self._counts.lookups += 1
         self._counts.found_blocks += len(blocks)
         return receipt
@@ -175,32 +177,37 @@ class BlockStore:
         self._space.release(slots)
 
     def read(self, block: DiskBlock, into: memoryview) -> MoveOutcome:
-        """Read one block into ``into`` (``block_bytes`` long) and verify it there.
+        """As :meth:`begin_read`, run and :meth:`finish_read` of one block, here and now."""
+        job = self.begin_read((block,), (into,))
+        job.run()
+        return self.finish_read(job)[0]
 
-        On any outcome but OK ``into`` holds nothing of use. A record that is not the one asked for
-        is removed from the index.
+    def begin_read(self, blocks: Sequence[DiskBlock], views: Sequence[memoryview]) -> ReadJob:
+        """A job that reads each block into its view (``block_bytes`` long) and verifies it there.
+
+        The caller runs it and hands it to :meth:`finish_read`. Several may be under way.
         """
         self._directory.check_process()
-        self._check_size(into)
-        self._gates.pass_through("before_read")
-        record = block.record
-        try:
-            is_there = self._segments.read(block.slot, (self._header, into))
-        except OSError as error:
-            _log.warning("reading block %s failed: %s", record.key.hex(), error)
-            self._counts.io_errors += 1
-            return MoveOutcome.IO_ERROR
-        expected = self._layout.header(record, into)
-        if is_there and self._header[: len(expected)] == expected:
-            self._counts.read_blocks += 1
-            return MoveOutcome.OK
-        self._forget(record.key, block.slot)
-        if not is_there or names_another(self._header, record.key):
-            self._counts.missing_blocks += 1
-            return MoveOutcome.MISSING
-        self._counts.corrupt_blocks += 1
-        _log.warning("block %s is corrupt on disk and was removed", record.key.hex())
-        return MoveOutcome.CORRUPT
+        for view in views:
+            self._check_size(view)
+        return ReadJob(self._files, blocks, views)
+
+    def finish_read(self, job: ReadJob) -> list[MoveOutcome]:
+        """One outcome for each block of a job that ran.
+
+        On any but OK the view holds nothing of use. A record that is not the one asked for is
+        removed from the index.
+        """
+        missing = len(job.blocks) - len(job.outcomes)
+        outcomes = [*job.outcomes, *[MoveOutcome.IO_ERROR] * missing]
+        for block, outcome in zip(job.blocks, outcomes, strict=True):
+            if outcome is MoveOutcome.OK:
+                self._counts.read_blocks += 1
+            elif outcome is MoveOutcome.IO_ERROR:
+                self._counts.io_errors += 1
+            else:
+                self._remove_bad(block, outcome)
+        return outcomes
 
     def write(self, record: BlockRecord, payload: memoryview) -> MoveOutcome:
         """As :meth:`write_many` of one block."""
@@ -212,18 +219,62 @@ class BlockStore:
         A block that is there already is OK. A partial block that a new one of the same parent
         extends is dropped in the same transaction. NO_ROOM: all else is leased, or writing is off.
         """
-        self._directory.check_process()
         outcomes: list[MoveOutcome] = []
-        for start in range(0, len(blocks), _BATCH_RECORDS):
-            outcomes += self._write_batch(blocks[start : start + _BATCH_RECORDS])
+        for start in range(0, len(blocks), BATCH_RECORDS):
+            job = self.begin_write(blocks[start : start + BATCH_RECORDS])
+            job.run()
+            outcomes += self.finish_write(job)
         return outcomes
+
+    def begin_write(self, blocks: Sequence[RecordAndView]) -> WriteJob:
+        """A job that writes blocks (at most :data:`BATCH_RECORDS`) into slots taken for them.
+
+        The caller runs it and hands it to :meth:`finish_write` before the next one is begun.
+        """
+        self._directory.check_process()
+        for _, payload in blocks:
+            self._check_size(payload)
+        if self._off_reason and self._clock() < self._retry_at_s:
+            return WriteJob(self._files, blocks, refused=True)
+        return self._prepared(blocks)
+
+    def finish_write(self, job: WriteJob) -> list[MoveOutcome]:
+        """Name what a job wrote in the index; one outcome for each block, OK = durable."""
+        if job.refused:
+            return [MoveOutcome.NO_ROOM] * len(job.blocks)
+        try:
+            try:
+                self._publish(job)
+            except (OSError, lmdb.Error) as error:
+                if not is_full(error):
+                    raise
+                self._space.reclaim()
+                job = self._prepared(job.blocks)
+                job.run()
+                self._publish(job)
+        except (OSError, lmdb.Error) as error:
+            self._turn_off(error)
+            outcome = MoveOutcome.NO_ROOM if is_full(error) else MoveOutcome.IO_ERROR
+            return [outcome] * len(job.blocks)
+        if self._off_reason:
+            _log.warning("the disk tier is on again")
+            self._off_reason = ""
+        self._trim()
+        return job.outcomes()
 
     def delete(self, keys: Sequence[BlockHash]) -> None:
         """Forget blocks; unknown ones are passed over. Leased slots are free when released."""
         self._directory.check_process()
-        for start in range(0, len(keys), _BATCH_RECORDS):
-            batch = keys[start : start + _BATCH_RECORDS]
+        for start in range(0, len(keys), BATCH_RECORDS):
+            batch = keys[start : start + BATCH_RECORDS]
             self._remove(partial(self._remove_keys, keys=batch))
+
+    def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
+        """The ranks of these blocks may be lower than when they were last asked for."""
+        try:
+            self._space.note_fallen(keys)
+        except lmdb.Error as error:
+            self._turn_off(error)
 
     def evicted(self) -> tuple[BlockHash, ...]:
         """Keys that left the disk since the last call and are not there now.
@@ -253,84 +304,91 @@ class BlockStore:
             **asdict(self._counts),
         )
 
+    def settle(self) -> None:
+        """Take noted uses into the order when there are many; for when there is nothing to do."""
+        try:
+            self._space.write_notes(at_least=_MANY_NOTES)
+        except lmdb.Error as error:
+            self._turn_off(error)
+
     def verify(self) -> tuple[int, int]:
-        """Read every block; ``(sound, bad)``, the bad ones removed. O(bytes on disk)."""
+        """Read every block; ``(sound, bad)``, the bad ones removed. O(bytes on disk).
+
+        Slots that damage to the index had lost are free again. While no write is under way.
+        """
         self._directory.check_process()
-        with self._index.reading() as txn:
-            blocks = [_disk_block(entry) for entry in self._index.entries(txn)]
         scratch = memoryview(bytearray(self._layout.payload_bytes))
-        sound = sum(self.read(block, scratch) is MoveOutcome.OK for block in blocks)
-        return sound, len(blocks) - sound
+        named = bytearray(self._space.end_slot)
+        counts = {True: 0, False: 0}
+        after = b""
+        while True:
+            with self._index.reading() as txn:
+                entries = list(islice(self._index.entries(txn, after), BATCH_RECORDS))
+            for entry in entries:
+                is_sound = self.read(_disk_block(entry), scratch) is MoveOutcome.OK
+                counts[is_sound] += 1
+                if is_sound:
+                    named[entry.slot] = 1
+            if not entries:
+                break
+            after = entries[-1].key
+        self._space.recover(named)
+        return counts[True], counts[False]
 
     def close(self) -> None:
-        """Write what is only in memory (the order of use) and close the files."""
+        """Write what is only in memory (the order of use), give unused space back, close the files.
+
+        While no job is under way.
+        """
         self._directory.check_process()
-        self._remove(lambda txn: [])
+        try:
+            self._space.write_notes()
+            self._space.release_space()
+        except (OSError, lmdb.Error) as error:
+            _log.warning("the disk tier was not left in order: %s", error)
         self._segments.close()
         self._index.close()
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def _write_batch(self, blocks: Sequence[tuple[BlockRecord, memoryview]]) -> list[MoveOutcome]:
-        if self._off_reason and self._clock() < self._retry_at_s:
-            return [MoveOutcome.NO_ROOM] * len(blocks)
-        for _, payload in blocks:
-            self._check_size(payload)
+    def _prepared(self, blocks: Sequence[RecordAndView]) -> WriteJob:
+        """A job with a slot for each block that is not there, as far as there are any."""
+        job = WriteJob(self._files, blocks)
         try:
-            try:
-                outcomes = self._store(blocks)
-            except (OSError, lmdb.Error) as error:
-                if not is_full(error):
-                    raise
-                self._space.reclaim()
-                outcomes = self._store(blocks)
+            with self._index.reading() as txn:
+                job.known |= {r.key for r, _ in blocks if self._index.get(txn, r.key)}
+            new = dict.fromkeys(r.key for r, _ in blocks if r.key not in job.known)
+            ranks = {key: self._rank_of(key) for key in new}
+            wanted_most = sorted(new, key=lambda key: -ranks[key])
+            slots = self._space.take([ranks[key] for key in wanted_most])
+            job.slots.update(zip(wanted_most, slots, strict=False))
         except (OSError, lmdb.Error) as error:
-            self._turn_off(error)
-            full = is_full(error)
-            return [MoveOutcome.NO_ROOM if full else MoveOutcome.IO_ERROR] * len(blocks)
-        if self._off_reason:
-            _log.warning("the disk tier is on again")
-            self._off_reason = ""
-        self._trim()
-        return outcomes
+            job.error = error
+        return job
 
-    def _store(self, blocks: Sequence[tuple[BlockRecord, memoryview]]) -> list[MoveOutcome]:
-        """Payload first, then one index transaction that makes it visible."""
-        with self._index.reading() as txn:
-            known = {record.key for record, _ in blocks if self._index.get(txn, record.key)}
-        new = {record.key: (record, data) for record, data in blocks if record.key not in known}
-        self._space.touch(known)
-        slots = self._space.take(len(new))
-        stored = dict(zip(new, slots, strict=False))
+    def _publish(self, job: WriteJob) -> None:
+        """Make what a job wrote visible, in one transaction."""
+        slots = job.slots.values()
         try:
-            for key, slot in stored.items():
-                record, data = new[key]
-                header = self._layout.header(record, data)
-                self._segments.write(slot, (header.ljust(HEADER_BYTES, b"\0"), data))
-            self._gates.pass_through("disk_put_half")
-            self._segments.sync()
+            if job.error is not None:
+                raise job.error
+            self._space.note(job.known)
+            self._space.write_notes()
             self._gates.pass_through("before_index_commit")
-            dropped = self._index.write(
-                lambda txn: self._publish(txn, [(new[key][0], s) for key, s in stored.items()])
-            )
+            dropped = self._index.write(partial(self._name, job.named()))
         except BaseException:
-            self._space.give(slots)
+            self._space.give_back(slots)
             raise
         self._gates.pass_through("after_index_commit")
-        self._space.touched_written()
-        self._took_out(dropped)
+        self._space.used(slots)
+        self._space.evicted += [entry.key for entry in dropped]
         self._counts.superseded_blocks += len(dropped)
-        self._counts.written_blocks += len(stored)
-        there = known | set(stored)
-        return [
-            MoveOutcome.OK if record.key in there else MoveOutcome.NO_ROOM for record, _ in blocks
-        ]
+        self._counts.written_blocks += len(slots)
 
-    def _publish(
-        self, txn: lmdb.Transaction, stored: Sequence[tuple[BlockRecord, int]]
+    def _name(
+        self, stored: Sequence[tuple[BlockRecord, int]], txn: lmdb.Transaction
     ) -> list[Entry]:
         """Name the slots in the index; the shorter partial blocks that this made useless."""
-        self._space.write_touched(txn)
         dropped: list[Entry] = []
         for record, slot in stored:
             tokens = pack_tokens(record.token_ids)
@@ -338,7 +396,8 @@ class BlockStore:
                 if len(child.tokens) < len(tokens) and tokens.startswith(child.tokens):
                     self._index.remove(txn, child.key)
                     dropped.append(child)
-            self._index.put(txn, Entry(record.key, record.parent, tokens, slot))
+            rank = self._rank_of(record.key)
+            self._index.put(txn, Entry(record.key, record.parent, tokens, slot, rank=rank))
         return dropped
 
     def _trim(self) -> None:
@@ -356,37 +415,32 @@ class BlockStore:
 
     # -- removing --------------------------------------------------------------------------------
 
-    def _forget(self, key: BlockHash, slot: int) -> None:
-        """Remove a bad block, unless its key has another slot by now."""
+    def _remove_bad(self, block: DiskBlock, outcome: MoveOutcome) -> None:
+        """Remove a block that was not what was stored, unless its key has another slot by now."""
+        key = block.record.key
+        if outcome is MoveOutcome.CORRUPT:
+            self._counts.corrupt_blocks += 1
+            _log.warning("block %s is corrupt on disk and was removed", key.hex())
+        else:
+            self._counts.missing_blocks += 1
 
         def work(txn: lmdb.Transaction) -> list[Entry | None]:
             entry = self._index.get(txn, key)
-            return [self._index.remove(txn, key)] if entry and entry.slot == slot else []
+            is_it = entry is not None and entry.slot == block.slot
+            return [self._index.remove(txn, key)] if is_it else []
 
-        self._space.evicted += [entry.key for entry in self._remove(work)]
+        self._space.evicted += self._remove(work)
 
     def _remove_keys(self, txn: lmdb.Transaction, keys: Sequence[BlockHash]) -> list[Entry | None]:
         return [self._index.remove(txn, key) for key in keys]
 
-    def _remove(self, work: Callable[[lmdb.Transaction], list[Entry | None]]) -> list[Entry]:
-        """Run a transaction that removes entries; their slots are free once it is on disk."""
-
-        def whole(txn: lmdb.Transaction) -> list[Entry | None]:
-            self._space.write_touched(txn)
-            return work(txn)
-
+    def _remove(self, work: Callable[[lmdb.Transaction], list[Entry | None]]) -> list[bytes]:
+        """Run a transaction that removes entries; the keys of those that were there."""
         try:
-            gone = [entry for entry in self._index.write(whole) if entry is not None]
+            return [entry.key for entry in self._index.write(work) if entry is not None]
         except lmdb.Error as error:
             self._turn_off(error)  # what could not be removed is found bad, or cold, again
             return []
-        self._space.touched_written()
-        self._space.give(entry.slot for entry in gone)
-        return gone
-
-    def _took_out(self, entries: Sequence[Entry]) -> None:
-        self._space.give(entry.slot for entry in entries)
-        self._space.evicted += [entry.key for entry in entries]
 
     # -- finding ---------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The thread that owns a block store: lookups before reads before writes.
 
-Work is taken in small pieces (one lookup, one block read, one batch written), so that a turn that
-waits for its history is at most one piece behind a spill.
+It asks and writes the index, and hands payload work to threads: some that read and verify, one
+that writes. So a turn that waits for its history waits neither for a spill nor for the blocks of
+another, and a restore is as fast as disk and checksums allow. No write is begun while reads wait.
 
 Invariants: transfers of one direction are answered in the order submitted, deletes and writes keep
 their order; what left the disk is told after the result of the write that caused it, and only while
@@ -11,17 +12,21 @@ no write is half done, so it never contradicts a result.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from sessionkv.errors import StoreError
 from sessionkv.store.answers import Answers, DiskEvicted, LookedUp
 from sessionkv.store.block_stats import BlockStoreStats
-from sessionkv.store.block_store import BlockStore
+from sessionkv.store.block_store import BATCH_RECORDS, BlockStore
 from sessionkv.store.gates import Gates
+from sessionkv.store.payload_jobs import ReadJob, WriteJob
+from sessionkv.store.threads import Running, Threads
 from sessionkv.types import (
     BlockHash,
     BlockMove,
@@ -35,26 +40,78 @@ from sessionkv.types import (
 )
 
 _log = logging.getLogger(__name__)
+_J = TypeVar("_J", ReadJob, WriteJob)
 
 MAX_LOOKUPS = 4096
 MAX_TRANSFERS = 4096
-# About 25 ms of a disk that writes 350 MB/s: how long a lookup may wait for a spill.
-_WRITE_PIECE_BYTES = 8 * 1024**2
-_WRITE_PIECE_BLOCKS = 64
+# One wait for the disk and one index transaction for so many bytes.
+_WRITE_PIECE_BYTES = 64 * 1024**2
+# Large enough to be worth handing over, small enough that all readers share a restore.
+_READ_PIECE_BYTES = 4 * 1024**2
+# More than cores on a small machine, for they mostly wait for the disk.
+_READERS = max(4, min(8, (os.cpu_count() or 1) // 2))
+_READ_PIECES = 2 * _READERS
 
 
 @dataclass(slots=True)
-class _Job:
-    """A transfer under way; ``views`` has one buffer for each move."""
+class _Work:
+    """A transfer under way; ``views`` has one buffer for each move.
+
+    Attributes:
+        begun: Moves handed out so far.
+        begun_s: When the first was, None before.
+        outcomes: Of the moves done so far, in order.
+    """
 
     transfer: Transfer
     views: Sequence[memoryview]
+    begun: int = 0
+    begun_s: float | None = None
     outcomes: list[MoveOutcome] = field(default_factory=list)
-    busy_s: float = 0.0
 
     @property
     def is_read(self) -> bool:
         return self.transfer.src is Tier.DISK
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether every move was handed out."""
+        return self.begun_s is not None and self.begun == len(self.transfer.moves)
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_begun and len(self.outcomes) == len(self.transfer.moves)
+
+    def next_piece(self, most_bytes: int) -> tuple[Sequence[BlockMove], Sequence[memoryview]]:
+        """The moves to hand out next, which counts them as begun. All blocks have one size."""
+        if self.begun_s is None:
+            self.begun_s = time.monotonic()
+        block_bytes = max(1, self.views[0].nbytes) if self.views else 1
+        start = self.begun
+        count = max(1, min(BATCH_RECORDS, most_bytes // block_bytes))
+        self.begun = min(start + count, len(self.transfer.moves))
+        return self.transfer.moves[start : self.begun], self.views[start : self.begun]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece(Generic[_J]):
+    """Part of a transfer, handed to a thread; ``job`` is None when that could not be done."""
+
+    work: _Work
+    size: int
+    job: _J | None = None
+    running: Running | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.running is None or self.running.done
+
+
+@dataclass(frozen=True, slots=True)
+class _Fallen:
+    """Blocks whose ranks may have fallen."""
+
+    keys: tuple[BlockHash, ...]
 
 
 class BlockThread:
@@ -72,15 +129,23 @@ class BlockThread:
         self.stats: BlockStoreStats = blocks.stats()
         self._changed = threading.Condition()
         self._lookups: deque[tuple[int, DiskQuery] | int] = deque()
-        self._reads: deque[_Job] = deque()
-        self._writes: deque[_Job | tuple[BlockHash, ...]] = deque()
+        self._reads: deque[_Work] = deque()
+        self._writes: deque[_Work | _Fallen | tuple[BlockHash, ...]] = deque()
+        # Pieces under way, in the order begun.
+        self._reading: deque[_Piece[ReadJob]] = deque()
+        self._writing: deque[_Piece[WriteJob]] = deque()
+        self._answered_s = {True: 0.0, False: 0.0}  # when reads and writes last were
         self._held: set[int] = set()
         self._closing = False
         self._give_up_s = float("inf")
+        self._readers = Threads("store-read", _READERS, self._wake)
+        self._writer = Threads("store-write", 1, self._wake)
         self._thread = threading.Thread(target=self._run, name="store-blocks", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
+        self._readers.start()
+        self._writer.start()
         self._thread.start()
 
     def lookup(self, ticket: int, query: DiskQuery) -> None:
@@ -107,14 +172,21 @@ class BlockThread:
 
     def transfer(self, transfer: Transfer, views: Sequence[memoryview]) -> None:
         """Queue a transfer; answered by one result, at once when too many wait."""
-        job = _Job(transfer, views)
+        work = _Work(transfer, views)
         with self._changed:
-            queue = self._reads if job.is_read else self._writes
+            queue = self._reads if work.is_read else self._writes
             if self._closing or len(queue) >= MAX_TRANSFERS:
                 self._inbox.put(refused(transfer))
                 return
-            queue.append(job)
+            queue.append(work)
             self._changed.notify()
+
+    def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
+        """Queue a note that the ranks of blocks may have fallen, after the writes that wait."""
+        with self._changed:
+            if not self._closing:
+                self._writes.append(_Fallen(tuple(keys)))
+                self._changed.notify()
 
     def delete(self, keys: Sequence[BlockHash]) -> None:
         """Queue a delete, after the writes that wait."""
@@ -133,39 +205,64 @@ class BlockThread:
             self._closing = True
             self._give_up_s = deadline_s
             self._changed.notify()
-        # A piece that is under way at the deadline is finished.
+        # Pieces that are under way at the deadline are finished.
         self._thread.join(max(0.0, deadline_s - time.monotonic()) + 1.0)
         if self._thread.is_alive():
             return None
+        self._readers.close()
+        self._writer.close()
         for asked in self._lookups:
             if not isinstance(asked, int):
                 self._inbox.put(LookedUp(asked[0], None))
         dropped = 0
-        for job in (*self._reads, *self._writes):
-            if isinstance(job, _Job):
-                dropped += len(job.transfer.moves) - len(job.outcomes)
-                self._inbox.put(refused(job.transfer, done=job.outcomes))
+        for work in (*self._reads, *self._writes):
+            if isinstance(work, _Work):
+                dropped += len(work.transfer.moves) - len(work.outcomes)
+                self._inbox.put(refused(work.transfer, done=work.outcomes))
         self._blocks.close()
         return dropped
+
+    # -- what to do next -------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
             if not self._has_work():
-                self._publish()
+                self._rest()
             with self._changed:
-                self._changed.wait_for(lambda: self._has_work() or self._closing)
-                if time.monotonic() >= self._give_up_s or not self._has_work():
-                    return
-            # Only this thread takes from the queues.
-            if self._lookups:
-                self._answer(self._lookups.popleft())
-            elif self._reads:
-                self._read_piece(self._reads[0])
-            else:
-                self._write_piece(self._writes[0])
+                self._changed.wait_for(lambda: self._next() is not None or self._is_over())
+                step = self._next()
+            if step is None:
+                return
+            step()
+
+    def _next(self) -> Callable[[], None] | None:
+        """What can be done now without waiting. Only this thread takes from the queues."""
+        may_begin = time.monotonic() < self._give_up_s
+        if self._lookups and may_begin:
+            return self._answer
+        if self._reading and self._reading[0].is_done:
+            return self._finish_read
+        if may_begin and len(self._reading) < _READ_PIECES and self._unread() is not None:
+            return self._begin_read
+        if self._writing:
+            return self._finish_write if self._writing[0].is_done else None
+        return self._begin_write if may_begin and self._writes and not self._reads else None
+
+    def _is_over(self) -> bool:
+        is_late = time.monotonic() >= self._give_up_s
+        nothing_runs = not self._reading and not self._writing
+        return self._closing and nothing_runs and (is_late or not self._has_work())
 
     def _has_work(self) -> bool:
         return bool(self._lookups or self._reads or self._writes)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _rest(self) -> None:
+        self._blocks.settle()
+        self._publish()
 
     def _publish(self) -> None:
         try:
@@ -173,7 +270,10 @@ class BlockThread:
         except (OSError, StoreError) as error:
             _log.warning("the figures of the disk tier are not to be had: %s", error)
 
-    def _answer(self, asked: tuple[int, DiskQuery] | int) -> None:
+    # -- doing it --------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        asked = self._lookups.popleft()
         if isinstance(asked, int):
             self._blocks.release(asked)
             return
@@ -188,57 +288,78 @@ class BlockThread:
             _log.exception("a lookup failed")
         self._inbox.put(LookedUp(ticket, receipt))
 
-    def _read_piece(self, job: _Job) -> None:
-        started_s = time.monotonic()
-        if job.transfer.moves:
-            number = len(job.outcomes)
-            move = job.transfer.moves[number]
-            try:
-                block = DiskBlock(move.record, move.src)
-                outcome = self._blocks.read(block, job.views[number])
-            except Exception:  # noqa: BLE001 the thread must live to answer the others
-                _log.exception("a read failed")
-                outcome = MoveOutcome.IO_ERROR
-            job.outcomes.append(outcome)
-        job.busy_s += time.monotonic() - started_s
-        if len(job.outcomes) == len(job.transfer.moves):
-            self._reads.popleft()
-            self._finish(job)
+    def _unread(self) -> _Work | None:
+        """The first transfer of which no reader has the whole yet."""
+        return next((work for work in self._reads if not work.is_begun), None)
 
-    def _write_piece(self, job: _Job | tuple[BlockHash, ...]) -> None:
-        if not isinstance(job, _Job):
-            self._writes.popleft()
-            self._blocks.delete(job)
+    def _begin_read(self) -> None:
+        work = self._unread()
+        if work is None:
             return
-        started_s = time.monotonic()
-        number = len(job.outcomes)
-        piece = job.transfer.moves[number : number + self._piece_blocks(job)]
-        job.outcomes += self._write(piece, job.views[number : number + len(piece)])
-        job.busy_s += time.monotonic() - started_s
-        if len(job.outcomes) == len(job.transfer.moves):
-            self._writes.popleft()
-            self._finish(job)
-
-    def _write(self, moves: Sequence[BlockMove], views: Sequence[memoryview]) -> list[MoveOutcome]:
+        moves, views = work.next_piece(_READ_PIECE_BYTES)
+        piece: _Piece[ReadJob] = _Piece(work, len(moves))
         try:
-            return self._blocks.write_many(
-                [(move.record, view) for move, view in zip(moves, views, strict=True)]
-            )
+            job = self._blocks.begin_read([DiskBlock(m.record, m.src) for m in moves], views)
+            piece = _Piece(work, len(moves), job, self._readers.run(job))
+        except Exception:  # noqa: BLE001 the thread must live to answer the others
+            _log.exception("a read failed")
+        self._reading.append(piece)
+
+    def _finish_read(self) -> None:
+        piece = self._reading.popleft()
+        self._take_in(piece, self._blocks.finish_read)
+        if piece.work.is_done:
+            self._reads.popleft()
+            self._finish(piece.work)
+
+    def _begin_write(self) -> None:
+        work = self._writes[0]
+        if not isinstance(work, _Work):
+            self._writes.popleft()
+            if isinstance(work, _Fallen):
+                self._blocks.ranks_fell(work.keys)
+            else:
+                self._blocks.delete(work)
+            return
+        moves, views = work.next_piece(_WRITE_PIECE_BYTES)
+        piece: _Piece[WriteJob] = _Piece(work, len(moves))
+        try:
+            blocks = [(move.record, view) for move, view in zip(moves, views, strict=True)]
+            job = self._blocks.begin_write(blocks)
+            piece = _Piece(work, len(moves), job, self._writer.run(job))
         except Exception:  # noqa: BLE001 the thread must live to answer the others
             _log.exception("a write failed")
-            return [MoveOutcome.IO_ERROR] * len(moves)
+        self._writing.append(piece)
+
+    def _finish_write(self) -> None:
+        piece = self._writing.popleft()
+        self._take_in(piece, self._blocks.finish_write)
+        if piece.work.is_done:
+            self._writes.popleft()
+            self._finish(piece.work)
 
     @staticmethod
-    def _piece_blocks(job: _Job) -> int:
-        block_bytes = max(1, job.views[0].nbytes) if job.views else 1  # all have one size
-        return max(1, min(_WRITE_PIECE_BLOCKS, _WRITE_PIECE_BYTES // block_bytes))
+    def _take_in(piece: _Piece[_J], finish: Callable[[_J], list[MoveOutcome]]) -> None:
+        """Add a piece's outcomes to its transfer's."""
+        outcomes = [MoveOutcome.IO_ERROR] * piece.size
+        if piece.job is not None:
+            try:
+                outcomes = finish(piece.job)
+            except Exception:  # noqa: BLE001 the thread must live to answer the others
+                _log.exception("a transfer failed")
+        piece.work.outcomes += outcomes
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, work: _Work) -> None:
         if not self._has_work():
             self._publish()  # before the answer: who has it may ask for the figures
-        self._inbox.put(TransferResult(job.transfer.transfer_id, tuple(job.outcomes), job.busy_s))
+        now_s = time.monotonic()
+        # Pieces of the transfer before may still have been under way when this one began.
+        busy_s = now_s - max(work.begun_s or now_s, self._answered_s[work.is_read])
+        self._answered_s[work.is_read] = now_s
+        self._inbox.put(TransferResult(work.transfer.transfer_id, tuple(work.outcomes), busy_s))
         head = self._writes[0] if self._writes else None
-        if not (isinstance(head, _Job) and head.outcomes) and (gone := self._blocks.evicted()):
+        is_half_done = isinstance(head, _Work) and head.begun_s is not None
+        if not is_half_done and (gone := self._blocks.evicted()):
             self._inbox.put(DiskEvicted(gone))
 
 

@@ -1,7 +1,7 @@
 """The store directory: who may use it, and in which format it is.
 
     DIR/lock      held exclusively (flock) by the one engine that uses the directory; names its pid
-    DIR/format    "sessionkv-store 1"
+    DIR/format    "sessionkv-store 2"
     DIR/journal/  turns, heads, idempotency keys (``store.journal``)
     DIR/blocks/   KV blocks, one folder for each KV identity (``store.block_store``)
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from sessionkv.errors import StoreError, StoreInUse, StoreUnavailable
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FORMAT_NAME = "sessionkv-store"
 
 
@@ -196,6 +196,9 @@ def _check_format(target: Path) -> None:
             f"{path} does not name a sessionkv store; choose another directory",
             directory=str(target),
         )
+    if int(words[1]) < FORMAT_VERSION:
+        # Before anything is written in the new format, so that an older program keeps away.
+        write_durably(path, f"{_FORMAT_NAME} {FORMAT_VERSION}\n".encode())
     if int(words[1]) > FORMAT_VERSION:
         raise StoreUnavailable(
             f"the store {target} has format {words[1]}; this version reads formats up to "

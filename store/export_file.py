@@ -71,7 +71,7 @@ class ExportedBlock:
 
 @dataclass(frozen=True, slots=True)
 class ExportCounts:
-    """How much is in a file. Turns include the roots of sessions."""
+    """How much is in a file. Nodes are turns, and the roots of sessions."""
 
     nodes: int = 0
     sessions: int = 0
@@ -86,6 +86,9 @@ class ExportWriter:
 
     Order: for each tree of turns its nodes, parents first, and their sessions; then KV sections
     with their blocks. :meth:`finish` makes it a whole file.
+
+    Attributes:
+        num_turns: Nodes so far that are no roots.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -94,7 +97,7 @@ class ExportWriter:
         head = _FILE_HEAD.pack(MAGIC, VERSION)
         file.write(head)
         self._before = xxhash.xxh3_64_digest(head)
-        self._nodes = self._sessions = self._blocks = 0
+        self.num_turns = self._nodes = self._sessions = self._blocks = 0
 
     def add(self, item: ExportItem) -> None:
         """Write one item.
@@ -104,6 +107,7 @@ class ExportWriter:
         """
         if isinstance(item, NodeRecord):
             self._nodes += 1
+            self.num_turns += item.parent_id is not None
             self._put(_NODE, msgpack.packb(node_to_map(item)))
         elif isinstance(item, PortableSession):
             self._sessions += 1
@@ -152,6 +156,7 @@ class ExportReader:
         self.offset = 0
         self.counts = ExportCounts()
         self._shape = TreeShape()
+        self._node_ids: set[int] = set()
         self._kv: KVSection | None = None
         if head[:8] != MAGIC:
             raise ExportDamaged("this is not a file of exported sessions", 0)
@@ -234,6 +239,9 @@ class ExportReader:
         if node.parent_id is None:
             self._shape.check_whole()
             self._shape = TreeShape()
+        if node.node_id in self._node_ids:
+            raise ValueError(f"two turns have the number {node.node_id}")
+        self._node_ids.add(node.node_id)
         self._shape.add_node(node)
         return node
 

@@ -1,52 +1,76 @@
 """The journal: turns, heads and idempotency keys, durable before anybody is told.
 
-One LMDB environment with the databases ``nodes`` (node id, u64 big-endian), ``heads`` and ``keys``
-(sha256 of the framed tenant and name, since names may be longer than an LMDB key) and ``meta``.
-Values are a checksum and a msgpack array; ``docs/store-format.md`` has the layout.
+One LMDB environment; ``journal_tables`` says what is in it, ``docs/store-format.md`` byte by byte.
 
 Invariants: a commit is on disk when it returns, whole or not at all; node ids are never given
-twice, also across restarts; a record that does not match its checksum is left out of
-:meth:`Journal.load`, never served. Must not know what turns mean: the tree in ``cache`` decides
-what is written.
+twice, also across restarts; a record that does not match its checksum is never served; nothing but
+:meth:`Journal.load` and the upgrade of an old journal reads more than it was asked for. Must not
+know what turns mean: the tree in ``cache`` decides what is written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import lmdb
-import msgpack
-import xxhash
 
 from sessionkv.errors import StoreError, StoreUnavailable
-from sessionkv.store.directory import StoreDirectory, disk_bytes
-from sessionkv.store.environment import begin_read, open_environment, opening, write
+from sessionkv.store import journal_reads as reads
+from sessionkv.store.directory import StoreDirectory, disk_bytes, sync_folder
+from sessionkv.store.environment import (
+    begin_read,
+    open_environment,
+    open_sound,
+    opening,
+    write,
+)
+from sessionkv.store.journal_copy import JournalCopy, remove_copy
+from sessionkv.store.journal_records import Record, name_key, unpack
+from sessionkv.store.journal_tables import NUM_DATABASES, Damage, Tables
+from sessionkv.store.journal_upgrade import VERSION, upgrade
+from sessionkv.store.questions import (
+    FindDue,
+    FindKey,
+    FindSession,
+    ListSessions,
+    Question,
+    Reply,
+    SessionPage,
+)
 from sessionkv.types import (
-    DeleteHead,
-    DeleteKey,
-    DeleteNode,
     HeadRecord,
     JournalOp,
     JournalState,
+    JournalSummary,
     KeyRecord,
     NodeRecord,
-    PutHead,
-    PutKey,
-    PutNode,
 )
+
+__all__ = ["Journal", "JournalFigures", "name_key"]
 
 _log = logging.getLogger(__name__)
 
-RECORD_VERSION = 1
-_CHECKSUM_BYTES = 8
-_NEXT_NODE_ID = b"next_node_id"
-_U64 = struct.Struct(">Q")
-_Record = TypeVar("_Record", NodeRecord, HeadRecord, KeyRecord)
+COMPACT_BYTES = 32 * 1024**2
+"""Free pages below this are left to be used again."""
+_COPY_FOLDER = "copy"
+_CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFigures:
+    """Counts of a journal.
+
+    Attributes:
+        damaged_records: Records found unreadable since it was opened.
+        compactions: How often it was replaced by a copy without free pages.
+    """
+
+    num_nodes: int = 0
+    num_keys: int = 0
+    damaged_records: int = 0
+    compactions: int = 0
 
 
 class Journal:
@@ -54,28 +78,86 @@ class Journal:
 
     Attributes:
         quarantined: Where a damaged journal was moved to at open, None when there was none.
-        damaged_records: Records that :meth:`load` left out.
     """
 
     def __init__(
-        self, directory: StoreDirectory, *, map_bytes: int = 2**30, max_readers: int = 126
+        self,
+        directory: StoreDirectory,
+        *,
+        map_bytes: int = 2**30,
+        max_readers: int = 126,
+        compact_bytes: int = COMPACT_BYTES,
     ) -> None:
-        """Open the journal, empty when there is none.
+        """Open the journal, empty when there is none; one of an older format is upgraded.
+
+        Args:
+            directory: Locked.
+            map_bytes: First size of the map: address space, not disk; grown on demand.
+            max_readers: Reader slots.
+            compact_bytes: Least bytes of free pages that are worth a compaction.
 
         Raises:
             StoreUnavailable: It cannot be opened.
         """
         directory.check_process()
         self._directory = directory
-        self._env, self.quarantined = open_environment(
-            directory.journal_path, max_dbs=4, map_bytes=map_bytes, max_readers=max_readers
-        )
-        self.damaged_records = 0
+        self._options = {
+            "max_dbs": NUM_DATABASES,
+            "map_bytes": map_bytes,
+            "max_readers": max_readers,
+        }
+        self._compact_bytes = compact_bytes
+        self._copy: JournalCopy | None = None
+        self._compactions = 0
+        self._is_open = True
+        self._damage = Damage()
+        self._env, self.quarantined = open_environment(directory.journal_path, **self._options)
         with opening(directory.journal_path):
-            self._nodes, self._heads, self._keys, self._meta = (
-                self._env.open_db(name) for name in (b"nodes", b"heads", b"keys", b"meta")
-            )
+            remove_copy(directory.journal_path / _COPY_FOLDER)
+            self._tables = Tables(self._env, self._damage)
             self._file = self._file_id()
+            with begin_read(self._env) as txn:
+                is_old = self._tables.version(txn) < VERSION
+            if is_old:
+                write(self._env, lambda txn: upgrade(txn, self._tables))
+
+    # Questions -------------------------------------------------------------------------------
+
+    @property
+    def damaged_records(self) -> int:
+        """Records found unreadable since it was opened."""
+        return self._damage.count
+
+    def summary(self) -> JournalSummary:
+        """What an engine must know before it starts. O(pinned heads)."""
+        self._directory.check_process()
+        with begin_read(self._env) as txn:
+            return reads.summary(txn, self._tables)
+
+    def figures(self) -> JournalFigures:
+        """Counts as they are now. O(1)."""
+        self._ensure_open()
+        with begin_read(self._env) as txn:
+            return JournalFigures(
+                num_nodes=int(txn.stat(self._tables.nodes)["entries"]),
+                num_keys=int(txn.stat(self._tables.keys)["entries"]),
+                damaged_records=self.damaged_records,
+                compactions=self._compactions,
+            )
+
+    def answer(self, question: Question) -> Reply:
+        """Answer one question; costs as ``journal_reads`` says.
+
+        Raises:
+            StoreUnavailable: The journal cannot be read.
+        """
+        self._directory.check_process()
+        self._ensure_open()
+        try:
+            with begin_read(self._env) as txn:
+                return self._answer(txn, question)
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"the journal cannot be read: {error}") from error
 
     def load(self) -> JournalState:
         """Read everything; O(journal). What is damaged is left out, counted and logged.
@@ -86,12 +168,12 @@ class Journal:
             StoreError: Used in a fork or after :meth:`close`.
         """
         self._directory.check_process()
-        self.damaged_records = 0
+        tables = self._tables
         with begin_read(self._env) as txn:
-            nodes = self._read(txn, self._nodes, NodeRecord)
-            heads = self._read(txn, self._heads, HeadRecord)
-            keys = self._read(txn, self._keys, KeyRecord)
-            next_node_id = self._next_node_id(txn)
+            nodes = self._read_all(txn, tables.nodes, NodeRecord)
+            heads = self._read_all(txn, tables.heads, HeadRecord)
+            keys = self._read_all(txn, tables.keys, KeyRecord)
+            next_node_id = tables.next_node_id(txn)
         known: set[int] = set()
         whole = []
         for node in nodes:
@@ -110,8 +192,14 @@ class Journal:
             )
         return JournalState(tuple(whole), tuple(reachable), tuple(keys), next_node_id)
 
+    def used_bytes(self) -> int:
+        """Bytes of disk the journal takes. Any thread."""
+        return disk_bytes(self._directory.journal_path)
+
+    # Changes ---------------------------------------------------------------------------------
+
     def commit(self, batches: Iterable[Sequence[JournalOp]]) -> None:
-        """Write all batches in one transaction; on disk when this returns. About 0.3 ms.
+        """Write all batches in one transaction; on disk when this returns.
 
         Raises:
             StoreError: An operation cannot be stored, or use in a fork; nothing was written.
@@ -119,27 +207,142 @@ class Journal:
                 written.
         """
         self._directory.check_process()
+        self._ensure_open()
         self._check_still_there()
-        ops = [op for batch in batches for op in batch]
-
-        def work(txn: lmdb.Transaction) -> None:
-            for op in ops:
-                self._apply(txn, op)
+        kept = [tuple(batch) for batch in batches]
 
         try:
-            write(self._env, work)
+            write(self._env, lambda txn: self._tables.apply_all(txn, kept))
         except lmdb.Error as error:
             raise StoreUnavailable(f"the journal cannot be written: {error}") from error
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"a record cannot be stored: {error}") from error
-
-    def used_bytes(self) -> int:
-        """Bytes of disk the journal takes."""
-        return disk_bytes(self._directory.journal_path)
+        if self._copy is not None:
+            self._copy.note(kept)
 
     def close(self) -> None:
-        """Close the environment; harmless when done already."""
+        """Close the environment; harmless when done already. Waits for a copy under way."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            if not copy.end(_CLOSE_S):
+                return  # a disk that hangs; closing would take the file from under the copy
+            remove_copy(copy.folder)
         self._env.close()
+
+    # Compaction ------------------------------------------------------------------------------
+
+    @property
+    def is_compacting(self) -> bool:
+        """Whether a copy is being made, or waits to be taken over."""
+        return self._copy is not None
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether :meth:`catch_up` may be called."""
+        return self._copy is not None and self._copy.is_done
+
+    def wasted_bytes(self) -> int:
+        """Bytes of pages that hold nothing. O(1)."""
+        info = self._env.info()
+        with begin_read(self._env) as txn:
+            stats = [self._env.stat(), *(txn.stat(database) for database in self._tables.all)]
+        used = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
+        pages = int(info["last_pgno"]) + 1
+        return max(0, pages - used) * int(stats[0]["psize"])
+
+    def compact_if_worth(self) -> None:
+        """Start a copy when more than half of the file holds nothing. Returns at once."""
+        if self._copy is not None or not self._is_open:
+            return
+        wasted = self.wasted_bytes()
+        size = (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+        if wasted < self._compact_bytes or wasted * 2 < size:
+            return
+        try:
+            self._copy = JournalCopy(self._env, self._directory.journal_path / _COPY_FOLDER)
+        except (lmdb.Error, OSError) as error:
+            self._give_up(error)
+
+    def catch_up(self) -> bool:
+        """Write to the finished copy what was committed since; whether it may be taken over."""
+        copy = self._copy
+        if copy is None:
+            return False
+        copy.end()
+        if copy.error is not None or copy.lags:
+            self._give_up(copy.error or "too much was written meanwhile")
+            return False
+        try:
+            env = open_sound(copy.folder, **self._options)
+            try:
+                tables = Tables(env, self._damage)
+                write(env, lambda txn: tables.apply_all(txn, copy.changes))
+            finally:
+                env.close()
+        except (lmdb.Error, OSError, StoreError) as error:
+            self._give_up(error)
+            return False
+        return True
+
+    def swap(self) -> None:
+        """Put the copy that has caught up in the journal's place; nothing may be committed between.
+
+        Raises:
+            StoreUnavailable: The journal cannot be opened again; the next commit tries once more.
+        """
+        copy, self._copy = self._copy, None
+        if copy is None:
+            return
+        self._env.close()
+        self._is_open = False
+        failure = None
+        try:
+            copy.data.rename(self._directory.journal_path / "data.mdb")
+            self._compactions += 1
+        except OSError as error:
+            failure = error
+        self._ensure_open()
+        remove_copy(copy.folder)
+        if failure is not None:
+            self._give_up(failure)
+
+    def _give_up(self, reason: object) -> None:
+        """The journal stays as it is; the next try is made when twice as much is wasted."""
+        _log.warning("the journal could not be compacted: %s", reason)
+        if self._copy is not None:
+            self._copy.end()
+            self._copy = None
+        self._compact_bytes = 2 * max(self._compact_bytes, self.wasted_bytes())
+        remove_copy(self._directory.journal_path / _COPY_FOLDER)
+
+    # Private ---------------------------------------------------------------------------------
+
+    def _answer(self, txn: lmdb.Transaction, question: Question) -> Reply:
+        tables = self._tables
+        match question:
+            case FindSession(tenant, name):
+                return reads.find_session(txn, tables, tenant, name)
+            case ListSessions(tenant, prefix, after, limit):
+                rows, more = reads.list_sessions(
+                    txn, tables, tenant, prefix=prefix, after=after, limit=limit
+                )
+                return SessionPage(rows, more)
+            case FindKey(tenant, key):
+                return reads.find_key(txn, tables, tenant, key)
+            case FindDue():
+                return reads.find_due(txn, tables, question)
+
+    def _ensure_open(self) -> None:
+        """After a copy took the journal's place: open it and make its name durable, once."""
+        if self._is_open:
+            return
+        path = self._directory.journal_path
+        with opening(path):
+            sync_folder(path)
+            self._env = open_sound(path, **self._options)
+            self._tables = Tables(self._env, self._damage)
+            self._file = self._file_id()
+        self._is_open = True
 
     def _check_still_there(self) -> None:
         """What is written to a file without a name is gone at the next start."""
@@ -155,86 +358,15 @@ class Journal:
         found = (self._directory.journal_path / "data.mdb").stat()
         return found.st_dev, found.st_ino
 
-    def _apply(self, txn: lmdb.Transaction, op: JournalOp) -> None:
-        match op:
-            case PutNode(node):
-                next_node_id = self._next_node_id(txn)
-                key = _U64.pack(node.node_id)
-                if not txn.put(key, _pack(node), db=self._nodes, overwrite=False):
-                    raise StoreError(f"turn {node.node_id} is in the journal already")
-                if node.node_id >= next_node_id:
-                    txn.put(_NEXT_NODE_ID, _sealed([node.node_id + 1]), db=self._meta)
-            case DeleteNode(node_id):
-                txn.delete(_U64.pack(node_id), db=self._nodes)
-            case PutHead(head):
-                txn.put(name_key(head.tenant, head.name), _pack(head), db=self._heads)
-            case DeleteHead(tenant, name):
-                txn.delete(name_key(tenant, name), db=self._heads)
-            case PutKey(record):
-                txn.put(name_key(record.tenant, record.key), _pack(record), db=self._keys)
-            case DeleteKey(tenant, name):
-                txn.delete(name_key(tenant, name), db=self._keys)
-
-    def _next_node_id(self, txn: lmdb.Transaction) -> int:
-        stored = txn.get(_NEXT_NODE_ID, db=self._meta)
-        if stored is not None and (values := _checked(bytes(stored))) is not None:
-            return int(values[0])
-        cursor = txn.cursor(self._nodes)  # a new journal, or a damaged counter
-        return _U64.unpack(bytes(cursor.key()))[0] + 1 if cursor.last() else 1
-
-    def _read(
-        self, txn: lmdb.Transaction, database: lmdb._Database, kind: type[_Record]
-    ) -> list[_Record]:
+    def _read_all(
+        self, txn: lmdb.Transaction, database: lmdb._Database, kind: type[Record]
+    ) -> list[Record]:
         found = []
-        for key, value in txn.cursor(database):
-            record = _unpack(bytes(value), kind)
-            if record is not None and _key_of(record) == key:
+        for raw_key, value in txn.cursor(database):
+            key = bytes(raw_key)
+            record = unpack(key, bytes(value), kind)
+            if record is not None:
                 found.append(record)
             else:
-                self.damaged_records += 1
+                self._damage.note(key)
         return found
-
-
-def name_key(tenant: str, name: str) -> bytes:
-    """Database key of a head or an idempotency key: fixed length, whatever the name.
-
-    sha256 of both strings in UTF-8, each after its length as u32 big-endian.
-    """
-    digest = hashlib.sha256()
-    for part in (tenant.encode(), name.encode()):
-        digest.update(struct.pack(">I", len(part)) + part)
-    return digest.digest()
-
-
-def _key_of(record: NodeRecord | HeadRecord | KeyRecord) -> bytes:
-    match record:
-        case NodeRecord():
-            return _U64.pack(record.node_id)
-        case HeadRecord():
-            return name_key(record.tenant, record.name)
-        case KeyRecord():
-            return name_key(record.tenant, record.key)
-
-
-def _pack(record: NodeRecord | HeadRecord | KeyRecord) -> bytes:
-    return _sealed([getattr(record, field.name) for field in fields(record)])
-
-
-def _unpack(value: bytes, kind: type[_Record]) -> _Record | None:
-    values = _checked(value)
-    return kind(*values) if values is not None and len(values) == len(fields(kind)) else None
-
-
-def _sealed(values: list[Any]) -> bytes:
-    """Version and values in msgpack, after their checksum."""
-    body: bytes = msgpack.packb([RECORD_VERSION, *values])
-    return xxhash.xxh3_64_digest(body) + body
-
-
-def _checked(value: bytes) -> list[Any] | None:
-    """The values of :func:`_sealed`, or None when they are damaged or of another version."""
-    body = value[_CHECKSUM_BYTES:]
-    if xxhash.xxh3_64_digest(body) != value[:_CHECKSUM_BYTES]:
-        return None
-    version, *values = msgpack.unpackb(body)
-    return values if version == RECORD_VERSION else None

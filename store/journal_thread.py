@@ -1,11 +1,13 @@
-"""The thread that owns the journal's transactions: group commit, answers in order.
+"""The thread that owns the journal's transactions: group commit, questions, compaction.
 
 All commits that wait when a transaction can start share it, so the cost of making them durable is
-shared too.
+shared too. Questions that were asked among them are answered after it.
 
-Invariants: commits become durable in the order they were submitted; once one is refused, every
-commit that was submitted before the submitter took notice (:meth:`JournalThread.accept_again`) is
-refused as well, since it may stand on the refused one.
+Invariants: commits become durable in the order they were submitted; a question is answered from a
+journal that has every commit submitted before it, or has refused it, and answers of both kinds come
+in the order of what they say; once a commit is refused, every commit that was submitted before the
+submitter took notice (:meth:`JournalThread.accept_again`) is refused as well, since it may stand on
+the refused one.
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sessionkv.errors import Overloaded, StoreError, StoreUnavailable
-from sessionkv.store.answers import Answers, Committed
+from sessionkv.store.answers import Answered, Answers, Committed
 from sessionkv.store.gates import Gates
-from sessionkv.store.journal import Journal
+from sessionkv.store.journal import Journal, JournalFigures
+from sessionkv.store.questions import Question
 from sessionkv.types import JournalOp
 
 _log = logging.getLogger(__name__)
 
 MAX_WAITING = 16_384
 _MAX_GROUP = 1024
+_LOOK_EVERY = 64
+"""Commits between two looks at how much of the file holds nothing."""
+_COPY_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,18 @@ class _Waiting:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    ticket: int
+    question: Question
+
+
 class JournalThread:
-    """Owns a journal from :meth:`start` to :meth:`close`."""
+    """Owns a journal from :meth:`start` to :meth:`close`.
+
+    Attributes:
+        figures: Of the journal after the latest group.
+    """
 
     def __init__(self, journal: Journal, inbox: Answers, gates: Gates) -> None:
         """Prepare; nothing runs yet."""
@@ -45,8 +61,10 @@ class JournalThread:
         self._inbox = inbox
         self._gates = gates
         self._changed = threading.Condition()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Waiting | _Asked] = deque()
         self._closing = False
+        self._unlooked = _LOOK_EVERY
+        self.figures: JournalFigures = journal.figures()
         # Failures so far, the failures that the submitter knows of, and which ticket was which.
         self._epoch = 0
         self._known_epoch = 0
@@ -73,6 +91,22 @@ class JournalThread:
             self._waiting.append(_Waiting(ticket, ops, self._known_epoch))
             self._changed.notify()
 
+    def ask(self, ticket: int, question: Question) -> None:
+        """Queue one question; answered by one :class:`Answered`.
+
+        Raises:
+            Overloaded: Too many are waiting; nothing was queued.
+        """
+        with self._changed:
+            if self._closing:
+                closed = StoreUnavailable("the store is closed")
+                self._inbox.put(Answered(ticket, None, closed))
+                return
+            if len(self._waiting) >= MAX_WAITING:
+                raise Overloaded(f"{MAX_WAITING} commits and questions wait for the disk")
+            self._waiting.append(_Asked(ticket, question))
+            self._changed.notify()
+
     def accept_again(self, ticket: int) -> None:
         """The submitter took back everything from the refused ``ticket`` on. Harmless otherwise."""
         with self._changed:
@@ -92,20 +126,60 @@ class JournalThread:
             left = list(self._waiting)
             self._waiting.clear()
         for item in left:
-            self._inbox.put(Committed(item.ticket, StoreUnavailable("the store is closed")))
+            closed = StoreUnavailable("the store is closed")
+            if isinstance(item, _Asked):
+                self._inbox.put(Answered(item.ticket, None, closed))
+            else:
+                self._inbox.put(Committed(item.ticket, closed))
         # One transaction more at most: the queue is empty.
         self._thread.join(1.0)
-        return None if self._thread.is_alive() else len(left)
+        dropped = sum(isinstance(item, _Waiting) for item in left)
+        return None if self._thread.is_alive() else dropped
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
+                patience_s = _COPY_POLL_S if self._journal.is_compacting else None
+                self._changed.wait_for(lambda: self._waiting or self._closing, patience_s)
+                if not self._waiting and self._closing:
                     return
                 count = min(len(self._waiting), _MAX_GROUP)
-                group = [self._waiting.popleft() for _ in range(count)]
-            self._commit(group)
+                taken = [self._waiting.popleft() for _ in range(count)]
+            group = [item for item in taken if isinstance(item, _Waiting)]
+            if group:
+                self._commit(group)
+            for item in taken:
+                if isinstance(item, _Asked):
+                    self._answer(item)
+            self._compact(len(group))
+
+    def _answer(self, item: _Asked) -> None:
+        try:
+            answered = Answered(item.ticket, self._journal.answer(item.question))
+        except StoreError as error:
+            answered = Answered(item.ticket, None, error)
+        except Exception as error:  # noqa: BLE001 the thread must live to answer the others
+            _log.exception("a question to the journal failed in an unforeseen way")
+            answered = Answered(item.ticket, None, StoreError(f"the journal failed: {error!r}"))
+        self._inbox.put(answered)
+
+    def _compact(self, num_commits: int) -> None:
+        """Start a copy, or take one over, between groups."""
+        journal = self._journal
+        try:
+            if journal.is_copied:
+                self._gates.pass_through("before_swap")
+                if journal.catch_up():
+                    self._gates.pass_through("caught_up")
+                    journal.swap()
+                    self._gates.pass_through("after_swap")
+            self._unlooked += num_commits
+            if self._unlooked >= _LOOK_EVERY and not journal.is_compacting:
+                self._unlooked = 0
+                journal.compact_if_worth()
+            self.figures = journal.figures()
+        except Exception:  # noqa: BLE001 the thread must live to answer the others
+            _log.exception("the journal could not be compacted")
 
     def _commit(self, group: list[_Waiting]) -> None:
         self._gates.pass_through("before_commit")

@@ -68,6 +68,20 @@ class RecordLayout:
         return prefix + checksum.digest() + rest
 
 
+def geometry_in(header: bytes | bytearray, identity: bytes) -> KVGeometry | None:
+    """The shape that a record of ``identity`` says it has; None where that is no such header."""
+    magic, version, _, payload_bytes = _PREFIX.unpack_from(header)
+    if magic != MAGIC or version != VERSION or header[32:64] != identity:
+        return None
+    name, *shape = _SHAPE.unpack_from(header, 128)
+    layers, heads, head_dim, block_size = shape
+    elements = 2 * layers * heads * head_dim * block_size
+    if not elements or payload_bytes % elements or not name.isascii():
+        return None
+    dtype = name.rstrip(b"\0").decode("ascii")
+    return KVGeometry(layers, heads, head_dim, block_size, dtype, payload_bytes // elements)
+
+
 def shared_tokens(left: bytes, right: bytes) -> int:
     """Number of leading tokens that two runs of packed ids, 4 bytes each, share."""
     most = min(len(left), len(right)) // 4

@@ -4,7 +4,10 @@ A slot number names a place for good: segment ``slot // slots_per_segment``, and
 ``slot % slots_per_segment`` times the slot's size. Files are sparse: a slot takes disk space from
 :meth:`SegmentFiles.allocate` until :meth:`SegmentFiles.punch`, whatever was in it before.
 
-Must not know which slots are in use; the block store does. Used by one thread.
+Must not know which slots are in use; the block store does. :meth:`SegmentFiles.read`,
+:meth:`~SegmentFiles.write` and :meth:`~SegmentFiles.sync` may run on several threads at once, on
+different slots; the rest is for the owner's thread. Files stay open until :meth:`close`, so nobody
+works on a descriptor that was given away.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from sessionkv.store.directory import sync_folder
 
-# Large, so that few files are open; they are sparse, so their size costs nothing.
-SEGMENT_BYTES = 2**30
-_MAX_OPEN = 64
+# Large, so that a store has few files; they are sparse, so their size costs nothing.
+SEGMENT_BYTES = 2**33
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
+_START_WRITING = 2  # SYNC_FILE_RANGE_WRITE of sync_file_range(2)
 
 
 class SegmentFiles:
@@ -31,20 +35,30 @@ class SegmentFiles:
         self.slots_per_segment = max(1, SEGMENT_BYTES // slot_bytes)
         self._folder = folder
         self._slot_bytes = slot_bytes
+        self._lock = threading.Lock()  # over the three below
         self._files: dict[int, int] = {}
         self._unsynced: set[int] = set()
-        self._numbers = {int(path.stem[8:]) for path in folder.glob("segment-*.kv")}
-        self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        self._unmeasured = {int(path.stem[8:]) for path in folder.glob("segment-*.kv")}
+        self._numbers = set(self._unmeasured)
+        self._disk_bytes: dict[int, int] = {}
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fallocate = libc.fallocate
         self._fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        self._start_writing = getattr(libc, "sync_file_range", None)
+        if self._start_writing is not None:
+            self._start_writing.argtypes = (
+                ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+            )  # fmt: skip
 
-    def end_slot(self) -> int:
-        """One past the last slot that any file reaches into."""
-        end = 0
-        for number in self._numbers:
-            size = self._path(number).stat().st_size
-            slots = min(-(-size // self._slot_bytes), self.slots_per_segment)
-            end = max(end, number * self.slots_per_segment + slots)
-        return end
+    def used_bytes(self) -> int:
+        """Bytes of disk that all files take; only files that changed are asked again."""
+        with self._lock:
+            changed = set(self._unmeasured)
+            self._unmeasured = set(self._unsynced)  # writing them back may change their size
+        for number in changed:
+            path = self._path(number)
+            self._disk_bytes[number] = path.stat().st_blocks * 512 if path.exists() else 0
+        return sum(self._disk_bytes.values())
 
     def allocate(self, slot: int) -> None:
         """Give the slot disk space, so that writing it cannot find the disk full.
@@ -54,7 +68,9 @@ class SegmentFiles:
         """
         number, offset = self._place(slot)
         is_new = number not in self._numbers
-        os.posix_fallocate(self._open(number, create=True), offset, self._slot_bytes)
+        fd = self._open(number, create=True)
+        self._changed(number)
+        os.posix_fallocate(fd, offset, self._slot_bytes)
         if is_new:
             sync_folder(self._folder)
 
@@ -64,6 +80,7 @@ class SegmentFiles:
         if number not in self._numbers:
             return True
         mode = _KEEP_SIZE | _PUNCH_HOLE
+        self._changed(number)
         if self._fallocate(self._open(number), mode, offset, count * self._slot_bytes) == 0:
             return True
         code = ctypes.get_errno()
@@ -72,15 +89,12 @@ class SegmentFiles:
         raise OSError(code, os.strerror(code), str(self._path(number)))
 
     def truncate(self, end_slot: int) -> None:
-        """Drop everything from ``end_slot`` on."""
+        """Drop everything from ``end_slot`` on; called before anything is written or read."""
         last, offset = self._place(end_slot)
         for number in sorted(self._numbers):
             if number > last or (number == last and offset == 0):
-                if (fd := self._files.pop(number, None)) is not None:
-                    os.close(fd)
                 self._path(number).unlink()
                 self._numbers.discard(number)
-                self._unsynced.discard(number)
             elif number == last:
                 size = self._path(number).stat().st_size
                 os.ftruncate(self._open(number), min(offset, size))
@@ -88,17 +102,24 @@ class SegmentFiles:
     def write(self, slot: int, buffers: Sequence[bytes | memoryview]) -> None:
         """Write buffers one after another from the slot's start; durable after :meth:`sync`.
 
+        The disk is told to start at once, so that it works while the next slot is filled.
+
         Raises:
             OSError: The slot may hold anything now.
         """
         number, offset = self._place(slot)
         fd = self._open(number)
-        self._unsynced.add(number)
+        with self._lock:
+            self._unsynced.add(number)
+            self._unmeasured.add(number)
         left = [memoryview(buffer).cast("B") for buffer in buffers]
+        start = offset
         while left:
             done = os.pwritev(fd, left, offset)
             offset += done
             left = _rest(left, done)
+        if self._start_writing is not None:
+            self._start_writing(fd, start, offset - start, _START_WRITING)  # a hint: may fail
 
     def read(self, slot: int, buffers: Sequence[bytearray | memoryview]) -> bool:
         """Fill buffers one after another from the slot's start; False when the file is too short.
@@ -123,16 +144,23 @@ class SegmentFiles:
         return True
 
     def sync(self) -> None:
-        """Make all writes durable."""
-        for number in sorted(self._unsynced):
+        """Make the writes that have returned durable."""
+        with self._lock:
+            numbers, self._unsynced = sorted(self._unsynced), set()
+            self._unmeasured.update(numbers)
+        for number in numbers:
             os.fdatasync(self._open(number))
-        self._unsynced.clear()
 
     def close(self) -> None:
-        """Close all files; they are opened again when needed."""
-        for fd in self._files.values():
-            os.close(fd)
-        self._files.clear()
+        """Close all files; nobody reads or writes any more."""
+        with self._lock:
+            for fd in self._files.values():
+                os.close(fd)
+            self._files.clear()
+
+    def _changed(self, number: int) -> None:
+        with self._lock:
+            self._unmeasured.add(number)
 
     def _place(self, slot: int) -> tuple[int, int]:
         number, index = divmod(slot, self.slots_per_segment)
@@ -142,14 +170,13 @@ class SegmentFiles:
         return self._folder / f"segment-{number:06d}.kv"
 
     def _open(self, number: int, *, create: bool = False) -> int:
-        fd = self._files.get(number)
-        if fd is None:
-            if len(self._files) >= _MAX_OPEN:
-                self.close()
-            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-            fd = self._files[number] = os.open(self._path(number), flags, 0o600)
-            self._numbers.add(number)
-        return fd
+        with self._lock:
+            fd = self._files.get(number)
+            if fd is None:
+                flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+                fd = self._files[number] = os.open(self._path(number), flags, 0o600)
+                self._numbers.add(number)
+            return fd
 
 
 def _rest(buffers: list[memoryview], done: int) -> list[memoryview]:

@@ -1,12 +1,12 @@
 """Slots and bytes of one block store: the cap, the order of eviction, leases.
 
-A slot is exactly one of: *used* (the index names it), *taken* (being written), *withheld* (its
-entry is deleted, a receipt still leases it), *ready* (has disk space, may be taken), a *hole* (has
-none).
+A slot is exactly one of: *used* (the index names it), *free* (it does not, on disk too; with disk
+space or without), *taken* (free, and being written), *spare* (was taken, not written).
 
-Invariants: :meth:`Space.take` gives only slots whose index delete is on disk and that nobody
-leases; eviction never touches a leased slot; other identities' folders go before any of our own
-blocks.
+Which slots are free, the index knows; kept in memory is only what is under way: slots taken, spare
+or leased. Invariants: :meth:`Space.take` gives only slots whose index delete is on disk and that
+nobody leases; eviction never touches a leased slot; other identities' folders go before any of our
+own blocks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import errno
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 
 import lmdb
@@ -30,8 +31,14 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _RESERVE_BYTES, _RESERVE_PART = 64 * 1024**2, 20
 _EVICT_AT_ONCE = 1024
 _RECLAIM_AT_ONCE = 8
-# What the index may grow by in one batch: at worst it copies itself, up to what 64 records touch.
+# What the index may grow by in one batch: at worst it copies itself, up to what 64 records and as
+# many notes of use touch.
 _INDEX_SLACK_BYTES = (64 * 1024, 2 * 1024**2)
+# A crash leaves disk space in at most the batch under way and the one that failed before it.
+_LEFT_BY_CRASH = 256
+_ANY_RANK = 255
+# Uses noted in memory: so many are written at once, and past so many the oldest are forgotten.
+_NOTES_AT_ONCE, _MAX_NOTES = 256, 16_384
 
 
 class Space:
@@ -51,9 +58,9 @@ class Space:
         *,
         slot_bytes: int,
         cap_bytes: int,
-        is_pinned: Callable[[bytes], bool],
+        rank_of: Callable[[bytes], int],
     ) -> None:
-        """Find out which slots the index uses and give the space of all others back."""
+        """Give back the space that a crash left in unused slots. O(1) in the number of blocks."""
         self.cap_bytes = cap_bytes
         self.evictions = 0
         self.evicted: list[bytes] = []
@@ -61,19 +68,24 @@ class Space:
         self._index = index
         self._segments = segments
         self._slot_bytes = slot_bytes
-        self._is_pinned = is_pinned
+        self._rank_of = rank_of
         self._leases: Counter[int] = Counter()
-        self._withheld: set[int] = set()
-        self._touched: dict[bytes, None] = {}
+        self._out: set[int] = set()  # taken and spare
+        self._spare: list[int] = []
+        self._notes: dict[bytes, None] = {}
+        self._fallen: dict[bytes, None] = {}
         self._disk_is_full = False
         self._foreign = _other_folders(folder)
-        used = index.scan(segments.end_slot())
-        self._end = max(used, default=-1) + 1
+        self._end = index.end_slot() or 0
         segments.truncate(self._end)
-        self._holes = [slot for slot in range(self._end) if slot not in used]
-        self._ready: list[int] = []
-        if not all(self._punch_runs(self._holes)):
-            self._ready, self._holes = self._holes, []
+        # Slots are taken lowest first, so what was being written lies in the first of them.
+        for slot in self._free(_LEFT_BY_CRASH, has_space=False):
+            segments.punch(slot)
+
+    @property
+    def end_slot(self) -> int:
+        """One past the last slot ever taken."""
+        return self._end
 
     @property
     def leased_slots(self) -> int:
@@ -87,56 +99,80 @@ class Space:
 
     def used_bytes(self) -> int:
         """Bytes that everything under the cap takes, as found on disk."""
-        return disk_bytes(self._folder) + self.foreign_bytes
+        return self._segments.used_bytes() + self._index.used_bytes() + self.foreign_bytes
 
     def fits_one(self) -> bool:
         """Whether the cap has room for any record at all."""
         return self._slot_bytes + self._index.used_bytes() + self._slack() <= self.cap_bytes
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """The blocks were used, the last one last; kept in memory until the next eviction."""
+    def note(self, keys: Iterable[bytes]) -> None:
+        """The blocks were used, the last one last; in memory until :meth:`write_notes`."""
         for key in keys:
-            self._touched.pop(key, None)
-            self._touched[key] = None
+            self._notes.pop(key, None)
+            self._notes[key] = None
+        while len(self._notes) > _MAX_NOTES:
+            del self._notes[next(iter(self._notes))]
 
-    def write_touched(self, txn: lmdb.Transaction) -> None:
-        """Take noted uses into the order; :meth:`touched_written` once that is on disk."""
-        self._index.touch(txn, self._touched)
+    def note_fallen(self, keys: Iterable[bytes]) -> None:
+        """The ranks of the blocks may have fallen; in memory until :meth:`write_notes`."""
+        self._fallen.update(dict.fromkeys(keys))
+        if len(self._fallen) > _MAX_NOTES:
+            self.write_notes(at_least=_NOTES_AT_ONCE)
 
-    def touched_written(self) -> None:
-        """The transaction of :meth:`write_touched` succeeded."""
-        self._touched.clear()
+    def write_notes(self, *, at_least: int = 1) -> None:
+        """Take noted uses and ranks into the order, where there are so many of a kind.
 
-    def take(self, count: int) -> list[int]:
-        """Up to ``count`` slots with disk space, evicting others' blocks and then our coldest.
+        Raises:
+            lmdb.Error: The disk failed; nothing was lost.
+        """
+        while len(self._notes) >= at_least:
+            keys = list(islice(self._notes, _NOTES_AT_ONCE))
+            self._index.write(partial(self._index.touch, keys=keys))
+            for key in keys:
+                del self._notes[key]
+        while len(self._fallen) >= at_least:
+            keys = list(islice(self._fallen, _NOTES_AT_ONCE))
+            ranks = {key: self._rank_of(key) for key in keys}
+            self._index.write(partial(self._index.set_ranks, ranks=ranks))
+            for key in keys:
+                del self._fallen[key]
 
-        Fewer where everything else is leased. Every slot taken is to be used by an index entry or
-        handed to :meth:`give`.
+    def take(self, ranks: Sequence[int]) -> list[int]:
+        """A slot with disk space for each rank, evicting others' blocks and then our coldest.
+
+        ``ranks`` descend: those of the blocks to be written. Fewer slots where everything else is
+        leased, or of a higher rank than the blocks it would make room for. Every slot taken is to
+        be handed to :meth:`used` or :meth:`give_back`.
 
         Raises:
             OSError: The disk is full and nothing can be evicted, or failed.
             lmdb.Error: As OSError.
         """
-        slots = [self._ready.pop() for _ in range(min(count, len(self._ready)))]
+        slots: list[int] = []
+        count = len(ranks)
+        self._disk_is_full = False
         try:
+            while self._spare and len(slots) < count:
+                slots.append(self._spare.pop())
+            self._allocate(slots, self._free(count - len(slots), has_space=True))
             if len(slots) < count:
-                self._allocate(slots, count)
+                self._take_holes(slots, count)
             if len(slots) < count:
-                slots += self._evict(count - len(slots), release=False)
+                self._allocate(slots, self._evict(ranks[len(slots) :], release=False))
             if not slots and count and self._disk_is_full:
                 raise OSError(errno.ENOSPC, "the disk is full and no block can be evicted")
         except BaseException:
-            self.give(slots)
+            self.give_back(slots)
             raise
-        return slots
+        return sorted(slots)
 
-    def give(self, slots: Iterable[int]) -> None:
-        """Slots that no index entry on disk names any longer (or never did)."""
-        for slot in slots:
-            if slot in self._leases:
-                self._withheld.add(slot)
-            else:
-                self._ready.append(slot)
+    def used(self, slots: Iterable[int]) -> None:
+        """Taken slots that an index entry on disk names now."""
+        self._out.difference_update(slots)
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        """Taken slots that no index entry names."""
+        self._spare += slots
 
     def lease(self, slots: Iterable[int]) -> None:
         """Keep slots from being taken, each until as many calls of :meth:`release`."""
@@ -148,9 +184,6 @@ class Space:
             self._leases[slot] -= 1
             if not self._leases[slot]:
                 del self._leases[slot]
-                if slot in self._withheld:
-                    self._withheld.discard(slot)
-                    self._ready.append(slot)
 
     def trim(self) -> None:
         """Get under the cap: others' folders, then unused space, then our coldest blocks.
@@ -159,42 +192,86 @@ class Space:
             OSError: The file system cannot give back a part of a file, or the disk failed.
         """
         while (over := self.used_bytes() - self.cap_bytes) > 0:
-            if self._drop_foreign() or self._release_ready():
+            if self._drop_foreign() or self.release_space():
                 continue
             count = min(-(-over // self._slot_bytes), _EVICT_AT_ONCE)
-            slots = self._evict(count, release=True)
-            if not slots:
+            if not self._evict([_ANY_RANK] * count, release=True):
                 return  # the rest is leased
-            self._holes += slots
 
     def reclaim(self) -> None:
         """The disk is full: give back some space even if the index cannot grow by a page."""
-        if not self._drop_foreign() and not self._release_ready():
-            self._holes += self._evict(_RECLAIM_AT_ONCE, release=True)
+        if not self._drop_foreign() and not self.release_space():
+            self._evict([_ANY_RANK] * _RECLAIM_AT_ONCE, release=True)
 
-    def _allocate(self, slots: list[int], count: int) -> None:
+    def release_space(self) -> bool:
+        """Give back the disk space of some unused slots; False when none has any.
+
+        Raises:
+            OSError: The file system cannot give back a part of a file, or the disk failed.
+            lmdb.Error: The disk failed.
+        """
+        if self._release_spare():
+            return True
+        slots = self._free(_EVICT_AT_ONCE, has_space=True)
+
+        def work(txn: lmdb.Transaction) -> None:
+            for slot in slots:
+                self._index.slots.unnamed(txn, slot, has_space=False)
+
+        if slots:
+            self._punch(slots)
+            self._index.write(work)
+        return bool(slots)
+
+    def recover(self, named: bytearray) -> None:
+        """Free the slots of which neither an entry (``named``, a byte each) nor the index knows.
+
+        Raises:
+            lmdb.Error: The disk failed.
+        """
+
+        def work(txn: lmdb.Transaction) -> None:
+            known = {*self._index.slots.free(txn, has_space=True), *self._out}
+            known.update(self._index.slots.free(txn, has_space=False))
+            for slot, is_named in enumerate(named[: self._index.slots.end(txn)]):
+                if not is_named and slot not in known:
+                    self._index.slots.unnamed(txn, slot, has_space=True)
+
+        self._index.write(work)
+
+    def _free(self, count: int, *, has_space: bool) -> list[int]:
+        """The first free slots that nobody leases, takes or keeps."""
+        with self._index.reading() as txn:
+            rows = self._index.slots.free(txn, has_space=has_space)
+            usable = (slot for slot in rows if slot not in self._out and slot not in self._leases)
+            return list(islice(usable, count))
+
+    def _take_holes(self, slots: list[int], count: int) -> None:
         """Extend ``slots`` to ``count`` as far as cap and disk allow."""
-        self._disk_is_full = False
-        room = self._room()
-        while len(slots) < count:
-            if room < self._slot_bytes or self._disk_is_full:
-                if not self._drop_foreign():
-                    return
-                room = self._room()
-                continue
-            slot = self._holes.pop() if self._holes else self._end
-            self._end = max(self._end, slot + 1)
+        while (missing := count - len(slots)) and not self._disk_is_full:
+            fitting = min(missing, self._room() // self._slot_bytes)
+            if fitting > 0:
+                holes = self._free(fitting, has_space=False)
+                new = range(self._end, self._end + fitting - len(holes))
+                self._allocate(slots, [*holes, *new])
+            elif not self._drop_foreign():
+                return
+
+    def _allocate(self, slots: list[int], candidates: Sequence[int]) -> None:
+        """Take the candidates, with disk space where they had none; notes a full disk."""
+        for number, slot in enumerate(candidates):
+            self._out.add(slot)
             try:
                 self._segments.allocate(slot)
             except OSError as error:
-                self._holes.append(slot)
+                self._segments.punch(slot)
+                self._out.difference_update(candidates[number:])
                 if error.errno not in NO_SPACE:
                     raise
-                self._segments.punch(slot)
                 self._disk_is_full = True
-                continue
+                return
             slots.append(slot)
-            room -= self._slot_bytes
+            self._end = max(self._end, slot + 1)
 
     def _room(self) -> int:
         """Bytes that new slots may take; notes whether it is the disk that has no more."""
@@ -204,35 +281,28 @@ class Space:
         self._disk_is_full = free < self._slot_bytes
         return min(free, self.cap_bytes - self.used_bytes() - self._slack())
 
-    def _evict(self, count: int, *, release: bool) -> list[int]:
+    def _evict(self, ranks: Sequence[int], *, release: bool) -> list[int]:
         """Forget the coldest blocks; their slots, ready to be taken (or holes, when released).
 
-        A pinned block that comes to the cold end goes back to the hot one, until nothing else is
-        left: amortised as often as blocks are used.
+        One for each of ``ranks``, until the next to go has a higher rank than that.
         """
 
         def work(txn: lmdb.Transaction) -> list[Entry]:
-            self.write_touched(txn)
             gone: list[Entry] = []
-            passed = 0
-            while len(gone) < count:
-                entry = self._index.coldest(txn, self._leases)
-                if entry is None:
+            for rank in ranks:
+                entry = self._index.coldest(txn, self._leases, self._rank_of)
+                if entry is None or entry.rank > rank:
                     break
-                if self._is_pinned(entry.key) and passed < self._index.count(txn):
-                    passed += 1
-                    self._index.touch(txn, (entry.key,))
-                    continue
-                self._index.remove(txn, entry.key)
+                self._index.remove(txn, entry.key, has_space=not release)
                 gone.append(entry)
             if release:
                 # Before the commit, which may need the room. Should it fail, or the process end
                 # here, the entries name empty slots: misses, found by their headers.
-                self._punch_all(entry.slot for entry in gone)
+                self._punch(entry.slot for entry in gone)
             return gone
 
+        self.write_notes()
         gone = self._index.write(work)
-        self.touched_written()
         self.evictions += len(gone)
         self.evicted += [entry.key for entry in gone]
         return [entry.slot for entry in gone]
@@ -245,25 +315,20 @@ class Space:
         shutil.rmtree(path, ignore_errors=True)
         return True
 
-    def _release_ready(self) -> bool:
-        if not self._ready:
-            return False
-        self._punch_all(self._ready)
-        self._holes += self._ready
-        self._ready = []
-        return True
+    def _release_spare(self) -> bool:
+        spare, self._spare = self._spare, []
+        self._punch(spare)
+        self._out.difference_update(spare)
+        return bool(spare)
 
-    def _punch_all(self, slots: Iterable[int]) -> None:
-        if not all(self._punch_runs(sorted(slots))):
-            raise OSError(errno.EOPNOTSUPP, "this file system cannot give back parts of a file")
-
-    def _punch_runs(self, slots: Iterable[int]) -> Iterable[bool]:
-        """Punch ascending slots, neighbours in one call."""
+    def _punch(self, slots: Iterable[int]) -> None:
+        """Give back the disk space of slots, neighbours in one call."""
         size = self._segments.slots_per_segment
-        numbered = enumerate(slots)
+        numbered = enumerate(sorted(slots))
         for _, run in groupby(numbered, key=lambda item: (item[1] - item[0], item[1] // size)):
             run_slots = [slot for _, slot in run]
-            yield self._segments.punch(run_slots[0], len(run_slots))
+            if not self._segments.punch(run_slots[0], len(run_slots)):
+                raise OSError(errno.EOPNOTSUPP, "this file system cannot give back parts of a file")
 
     def _slack(self) -> int:
         least, most = _INDEX_SLACK_BYTES

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sessionkv.store.answers import (
+    Answered,
     Answers,
     Committed,
     DiskEvicted,
@@ -22,11 +23,13 @@ from sessionkv.store.block_stats import BlockStoreStats
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.block_thread import BlockThread, refused
 from sessionkv.store.gates import OPEN_GATES, Gates
-from sessionkv.store.journal import Journal
+from sessionkv.store.journal import Journal, JournalFigures
 from sessionkv.store.journal_thread import JournalThread
+from sessionkv.store.questions import Question
 from sessionkv.types import BlockHash, DiskQuery, JournalOp, Transfer
 
 __all__ = [
+    "Answered",
     "Answers",
     "CloseReport",
     "Committed",
@@ -66,7 +69,7 @@ class StoreWorker:
         """Start the threads.
 
         Args:
-            journal: Loaded already; used by no other thread from here on.
+            journal: Used by no other thread from here on.
             blocks: None when the disk tier is off: lookups find nothing, transfers are refused.
             inbox: Takes :data:`StoreAnswer` values.
             gates: Points where tests hold the threads.
@@ -95,6 +98,14 @@ class StoreWorker:
         To be called for every refused ticket; only the one that failed itself has an effect.
         """
         self._journal.accept_again(ticket)
+
+    def ask(self, ticket: int, question: Question) -> None:
+        """Ask the journal; answered by :class:`Answered`, in order with the commits.
+
+        Raises:
+            Overloaded: Too much waits; nothing was queued.
+        """
+        self._journal.ask(ticket, question)
 
     def lookup(self, ticket: int, query: DiskQuery) -> None:
         """Ask how far a chain reaches on disk; answered by :class:`LookedUp`."""
@@ -130,9 +141,18 @@ class StoreWorker:
         if self._blocks is not None:
             self._blocks.delete(keys)
 
+    def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
+        """The ranks of these blocks, as the block store asks for them, may have fallen."""
+        if self._blocks is not None:
+            self._blocks.ranks_fell(keys)
+
     def stats(self) -> BlockStoreStats | None:
         """Figures of the block store when it was last idle; None when the disk tier is off."""
         return None if self._blocks is None else self._blocks.stats
+
+    def journal_figures(self) -> JournalFigures:
+        """Counts of the journal after its latest transaction."""
+        return self._journal.figures
 
     def journal_bytes(self) -> int:
         """Bytes of disk the journal takes."""

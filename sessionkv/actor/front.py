@@ -49,10 +49,10 @@ from sessionkv.errors import (
     TurnFailed,
 )
 from sessionkv.ipc import messages as wire
+from sessionkv.types.portable import LOCAL_TENANT
 
 _log = logging.getLogger(__name__)
 
-LOCAL_TENANT = "local"
 _MAX_ATTEMPT = 2**31 - 1
 
 

@@ -12,6 +12,7 @@ from sessionkv.actor.host import EngineHost
 from sessionkv.actor.socket_loop import CoreMail, SocketLoop
 from sessionkv.config import EngineConfig
 from sessionkv.engine.build import ProgressSink, build_engine
+from sessionkv.engine.messages import DrainReport
 from sessionkv.ipc.endpoint import default_endpoint
 from sessionkv.ipc.server import RouterServer
 
@@ -24,6 +25,7 @@ def run_serve(
     endpoint: str | None = None,
     on_ready: Callable[[Mapping[str, Any]], None] | None = None,
     on_progress: ProgressSink | None = None,
+    on_drained: Callable[[DrainReport], None] | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; one that comes before ready ends the start.
 
@@ -34,6 +36,7 @@ def run_serve(
         endpoint: Where to listen; None is the user's own endpoint.
         on_ready: Called once with socket path, model and memory split when clients may come.
         on_progress: Called while the model is fetched, converted and loaded.
+        on_drained: Called at the end of a drain with what it left undone.
 
     Returns:
         0 after a drain or an interrupted start, 1 where the core failed.
@@ -63,6 +66,8 @@ def run_serve(
             finally:
                 loop.stop()
                 host.close()
+            if on_drained is not None and loop.drained is not None:
+                on_drained(loop.drained)
             return 1 if loop.failed else 0
     except _Interrupted:
         return 0

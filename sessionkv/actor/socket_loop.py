@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sessionkv.actor.front import Front
 from sessionkv.actor.host import EngineHost
 from sessionkv.config import LimitsConfig
-from sessionkv.engine.messages import CoreMessage, CoreStopped
+from sessionkv.engine.messages import CoreMessage, CoreStopped, DrainReport
 from sessionkv.errors import ConnectionLost, RequestError, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_reply
@@ -71,6 +71,7 @@ class SocketLoop:
         self._stop_asked = False
         self._stopped = False
         self.failed = False
+        self.drained: DrainReport | None = None
 
     def stop(self) -> None:
         """Begin to drain; :meth:`run` returns when it is done. Any thread, signal handlers too."""
@@ -93,6 +94,7 @@ class SocketLoop:
                 if isinstance(message, CoreStopped):
                     self._stopped = True
                     self.failed = message.error is not None
+                    self.drained = message.drained
             # Silence is judged as of the poll, and only when it left nothing unread: what clients
             # said while this thread was busy lies in the socket.
             if polled >= next_tick and len(messages) < _READ_AT_ONCE:

@@ -5,10 +5,7 @@ as its lease; others may hold it besides), *leased* (not filling, held by at lea
 (held by none, named by the index) and *free*. Leases forbid eviction; retention only orders it. A
 block without a key is in no index and is freed with its last lease.
 
-Order of eviction: by rank of retention; in a rank unfilled tails before full blocks; then least
-recently held first. A released block joins the hot end of rank 0 whatever its true rank, and is
-moved to the hot end of its own list when it reaches the cold end: all lists so stay in order of
-last use, and a rank that changes costs nothing until it matters.
+Which cached block goes first is said by :mod:`sessionkv.cache.eviction_order`.
 
 Knows ids and keys only: no contents, no index, no other tier.
 """
@@ -16,15 +13,12 @@ Knows ids and keys only: no contents, no index, no other tier.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from collections.abc import Iterable
 
+from sessionkv.cache.eviction_order import EvictionOrder
 from sessionkv.cache.ledger import TierLedger
 from sessionkv.cache.retention_view import RetentionView, Unretained
 from sessionkv.types import BlockHash, Tier
-
-_Lru = OrderedDict[int, None]
-"""Block ids, coldest first. The C-implemented linked list gives O(1) at both ends and inside."""
 
 
 class LeaseError(RuntimeError):
@@ -55,12 +49,9 @@ class BlockPool:
         self._leases = [0] * num_blocks
         self._filling = bytearray(num_blocks)
         self._unfilled = bytearray(num_blocks)
+        self._awaited = bytearray(num_blocks)
         self._keys: list[BlockHash | None] = [None] * num_blocks
-        self._lists: dict[tuple[int, bool], _Lru] = {
-            (0, False): OrderedDict(),
-            (0, True): OrderedDict(),
-        }
-        self._list_of: list[_Lru | None] = [None] * num_blocks
+        self._order = EvictionOrder(num_blocks, self._rank_of)
         self._moving: set[int] = set()
 
     # -- questions
@@ -78,7 +69,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks held by none and named by the index."""
-        return sum(map(len, self._lists.values())) - len(self._moving)
+        return len(self._order) - len(self._moving)
 
     @property
     def num_leased(self) -> int:
@@ -113,18 +104,17 @@ class BlockPool:
             return BlockState.FILLING
         if self._leases[block]:
             return BlockState.LEASED
-        return BlockState.FREE if self._list_of[block] is None else BlockState.CACHED
+        return BlockState.CACHED if block in self._order else BlockState.FREE
 
     def problems(self) -> list[str]:
         """Contradictions inside the pool, for the integrity check. O(blocks)."""
         found = []
-        listed = [block for blocks in self._lists.values() for block in blocks]
         free = set(self._free)
         if len(free) != len(self._free):
             found.append("a block is free twice")
         for block in range(self.num_blocks):
             idle = self._leases[block] == 0
-            cached = self._list_of[block] is not None
+            cached = block in self._order
             if (block in free) != (idle and not cached):
                 found.append(f"block {block} is free and held, or neither")
             if cached and idle and self._keys[block] is None:
@@ -133,8 +123,9 @@ class BlockPool:
                 found.append(f"block {block} is evictable and held")
             if self._filling[block] and idle:
                 found.append(f"block {block} is written by nobody")
-        if sorted(listed) != [b for b in range(self.num_blocks) if self._list_of[b] is not None]:
-            found.append("lists and blocks differ")
+        ordered = self._order.coldest(self.num_blocks)
+        if sorted(ordered) != [b for b in range(self.num_blocks) if b in self._order]:
+            found.append("order and blocks differ")
         return found
 
     # -- filling
@@ -188,12 +179,12 @@ class BlockPool:
 
     def lease_chain(self, blocks: Iterable[int]) -> None:
         """Hold blocks, as :meth:`lease` does each: the loop over a whole history."""
-        leases, list_of, moving = self._leases, self._list_of, self._moving
+        leases, held_by, moving = self._leases, self._order.held_by, self._moving
         for block in blocks:
-            listed = list_of[block]
+            listed = held_by[block]
             if listed is not None:
                 del listed[block]
-                list_of[block] = None
+                held_by[block] = None
                 if moving:
                     moving.discard(block)
             elif leases[block] == 0:
@@ -206,7 +197,7 @@ class BlockPool:
         It is passed over there until it is released. If a sequence holds it meanwhile, its release
         counts as a use after all.
         """
-        if self._list_of[block] is not None:
+        if block in self._order:
             self._moving.add(block)
         elif self._leases[block] == 0:
             raise LeaseError(f"block {block} of {self.tier} is free")
@@ -236,11 +227,8 @@ class BlockPool:
             return
         if moved:
             return
-        into = self._lists[0, not self._unfilled[block]]
-        into[block] = None
-        self._list_of[block] = into
-        if to_cold_end:
-            into.move_to_end(block, last=False)
+        self._awaited[block] = 0
+        self._order.add(block, full=not self._unfilled[block], to_cold_end=to_cold_end)
 
     def release_chain(self, blocks: Iterable[int], *, to_cold_end: bool = False) -> None:
         """Release blocks in the order given: the last one will be the last of them to go.
@@ -264,66 +252,34 @@ class BlockPool:
         return freed
 
     def _to_free(self, block: int) -> None:
-        self._unfilled[block] = 0
+        self._unfilled[block] = self._awaited[block] = 0
         self._free.append(block)
         self._freed[block] = None
 
     def _unlist(self, block: int) -> None:
-        listed = self._list_of[block]
-        if listed is None:
+        if not self._order.take_out(block):
             raise LeaseError(f"block {block} of {self.tier} is free")
-        del listed[block]
-        self._list_of[block] = None
 
     # -- order of eviction
 
     def coldest(self, count: int) -> list[int]:
-        """Up to ``count`` cached blocks in the order in which they are to go.
+        """Up to ``count`` cached blocks in the order in which they are to go. O(count) amortised.
 
-        Settles blocks whose rank has changed into their lists on the way: each is moved once for
-        each time it was released, so the cost is O(count) amortised.
+        Those on their way down are passed over.
         """
-        if count <= 0:
-            return []
-        self._sink_lapsed()
-        found: list[int] = []
-        done: set[tuple[int, bool]] = set()
-        while len(found) < count and (waiting := self._lists.keys() - done):
-            place = min(waiting)
-            done.add(place)
-            self._collect(place, count, found)
-        return found
+        return self._order.coldest(count, self._moving) if count > 0 else []
 
-    def _collect(self, place: tuple[int, bool], count: int, found: list[int]) -> None:
-        """Add blocks of one list to ``found``; those of a higher rank move to their own list."""
-        rank, full = place
-        risen: list[tuple[int, int]] = []
-        for block in self._lists[place]:
-            if block in self._moving:
-                continue
-            true_rank = self._rank_of(block)
-            if true_rank > rank:
-                risen.append((block, true_rank))
-                continue
-            found.append(block)
-            if len(found) == count:
-                break
-        for block, true_rank in risen:
-            self._move(block, (true_rank, full))
+    def settle(self, block: int) -> None:
+        """The rank of a block's content may have fallen."""
+        self._order.settle(block)
 
-    def _sink_lapsed(self) -> None:
-        """Blocks at a cold end whose rank has fallen go to the cold end of rank 0."""
-        for place in [place for place in self._lists if place[0] > 0]:
-            blocks = self._lists[place]
-            while blocks and self._rank_of(first := next(iter(blocks))) < place[0]:
-                self._move(first, (0, place[1]))
-                self._lists[0, place[1]].move_to_end(first, last=False)
+    def await_move(self, block: int) -> None:
+        """Somebody waits until the block can go: noted until it goes or is used again."""
+        self._awaited[block] = 1
 
-    def _move(self, block: int, place: tuple[int, bool]) -> None:
-        self._unlist(block)
-        into = self._lists.setdefault(place, OrderedDict())
-        into[block] = None
-        self._list_of[block] = into
+    def is_awaited(self, block: int) -> bool:
+        """Whether somebody waited for the block to go; see :meth:`await_move`."""
+        return bool(self._awaited[block])
 
     def _rank_of(self, block: int) -> int:
         key = self._keys[block]

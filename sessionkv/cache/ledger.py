@@ -38,6 +38,21 @@ class Ledger:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Known content that one tier of memory holds.
+
+    Attributes:
+        clean_blocks: Blocks that a lower tier holds too.
+        dirty_blocks: The others; the two sum to all blocks of known content.
+        unused_slots: Token slots of these blocks that hold no KV; growing tails not counted.
+    """
+
+    clean_blocks: int
+    dirty_blocks: int
+    unused_slots: int
+
+
 @dataclass(slots=True)
 class Counters:
     """What has happened since the start, in blocks.
@@ -45,7 +60,8 @@ class Counters:
     Attributes:
         looked_up: Full prompt blocks that admissions looked for; not those after a preemption.
         hit: How many of them were found.
-        evicted: By tier, blocks dropped from it.
+        evicted: By tier, blocks dropped from it to make room.
+        waited: By tier, those of them whose copy to a lower tier somebody had to wait for.
         lost: Blocks that left every tier.
         moved: By source and target, blocks whose copy succeeded.
         failed: By source and target, blocks whose copy did not.
@@ -56,15 +72,17 @@ class Counters:
     looked_up: int = 0
     hit: int = 0
     evicted: dict[Tier, int] = field(default_factory=dict)
+    waited: dict[Tier, int] = field(default_factory=dict)
     lost: int = 0
     moved: dict[tuple[Tier, Tier], int] = field(default_factory=dict)
     failed: dict[tuple[Tier, Tier], int] = field(default_factory=dict)
     corrupt: int = 0
     duplicates: int = 0
 
-    def count_eviction(self, tier: Tier) -> None:
+    def count_eviction(self, tier: Tier, *, waited: bool) -> None:
         """A block was dropped from ``tier``."""
         self.evicted[tier] = self.evicted.get(tier, 0) + 1
+        self.waited[tier] = self.waited.get(tier, 0) + waited
 
     def count_move(self, source: Tier, target: Tier, *, succeeded: bool) -> None:
         """A copy of a block was answered."""
@@ -77,15 +95,17 @@ class CacheUsage:
     """The ledger, the counters and the waste, as of one moment.
 
     Attributes:
-        wasted_device_slots: Token slots of allocated device blocks that hold no KV.
-        wasted_host_slots: The same for the host.
-        dirty_blocks: Blocks asked to be on disk that are not yet.
+        device: Contents of the device.
+        host: Contents of the host.
+        wasted_device_slots: Token slots of all allocated device blocks that hold no KV.
+        queued_blocks: Blocks asked to be on disk that are not yet.
         indexed_blocks: Distinct blocks of content in memory.
     """
 
     ledger: Ledger
     counters: Counters
+    device: Contents
+    host: Contents
     wasted_device_slots: int
-    wasted_host_slots: int
-    dirty_blocks: int
+    queued_blocks: int
     indexed_blocks: int

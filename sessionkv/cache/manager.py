@@ -23,7 +23,7 @@ from sessionkv.cache.ledger import CacheUsage, Ledger
 from sessionkv.cache.matching import Found
 from sessionkv.cache.meeting import advance
 from sessionkv.cache.residency import Residency
-from sessionkv.cache.retention_view import RetentionView
+from sessionkv.cache.retention_view import UNRETAINED, RetentionView
 from sessionkv.cache.running import RunningSet
 from sessionkv.cache.spilling import Spiller
 from sessionkv.types import (
@@ -40,7 +40,8 @@ from sessionkv.types import (
 )
 
 CLEAN_AHEAD_BLOCKS = 16
-"""Blocks kept free or clean ahead of need; at most an eighth of the device, half of the host."""
+"""Blocks kept free or clean ahead of need at least, if that is no more than an eighth of the device
+and half of the host; more where more are taken at once."""
 MAX_PREEMPTED = 1024
 """Preempted sequences remembered, so that their return does not count as a look-up."""
 
@@ -54,6 +55,8 @@ class KVCacheManager:
         num_device_blocks: Blocks of the runner's pool.
         num_host_blocks: Blocks of the host arena; 0 turns the host tier off.
         disk: Whether there is a disk tier.
+        spill_to_disk: Whether blocks are written to it before they leave memory; else only those
+            that are asked for are.
         prefix_cache: Off: nothing is matched, and blocks are freed when their sequence ends.
         retention: Order in which sessions want blocks kept; None is plain LRU.
         clean_ahead_blocks: See :data:`CLEAN_AHEAD_BLOCKS`.
@@ -67,6 +70,7 @@ class KVCacheManager:
         num_device_blocks: int,
         num_host_blocks: int,
         disk: bool,
+        spill_to_disk: bool = True,
         prefix_cache: bool = True,
         retention: RetentionView | None = None,
         clean_ahead_blocks: int = CLEAN_AHEAD_BLOCKS,
@@ -80,6 +84,7 @@ class KVCacheManager:
             num_device_blocks=num_device_blocks,
             num_host_blocks=num_host_blocks,
             disk=disk,
+            spill_to_disk=spill_to_disk,
             retention=retention,
         )
         clean_ahead = min(clean_ahead_blocks, num_device_blocks // 8)
@@ -294,6 +299,7 @@ class KVCacheManager:
 
     def plan_transfers(self) -> list[Transfer]:
         """Spills that make room for noted shortfalls, keep clean blocks ahead, and idle writing."""
+        self._residency.settle_fallen()
         return self._spiller.plan() if self._prefix_cache else []
 
     def finish_transfer(self, result: TransferResult) -> Fetched | None:
@@ -323,6 +329,32 @@ class KVCacheManager:
         """Blocks asked to be on disk, or on their way, that have not arrived; 0 ends a flush."""
         return self._spiller.dirty_count
 
+    def request_retained(self) -> None:
+        """Ask for every block that sessions want and the disk lacks, the most wanted first.
+
+        O(blocks). Of one rank those known longest come first: the start of a history before its
+        end.
+        """
+        rank = self._residency.highest_rank
+        self._spiller.request(sorted(self._retained_dirty(), key=rank, reverse=True))
+
+    def num_retained_dirty(self) -> int:
+        """Blocks that sessions want and the disk lacks; 0 where there is no disk. O(blocks)."""
+        return len(self._retained_dirty()) if self._residency.disk else 0
+
+    def _retained_dirty(self) -> list[BlockHash]:
+        rank = self._residency.highest_rank
+        dirty = [e.record.key for e in self._residency.index if not e.on_disk]
+        return [key for key in dirty if rank(key) > UNRETAINED]
+
+    def drop_requests(self) -> None:
+        """Start no more of the writes that were asked for."""
+        self._spiller.drop_requests()
+
+    def any_unwritten(self, keys: Iterable[BlockHash]) -> bool:
+        """Whether one of the blocks waits to be written, or is on its way. O(keys)."""
+        return self._spiller.any_unwritten(keys)
+
     def on_disk_evicted(self, keys: Iterable[BlockHash]) -> None:
         """The store dropped these records to make room."""
         for key in keys:
@@ -333,6 +365,12 @@ class KVCacheManager:
         stale = tuple(self._residency.stale)
         self._residency.stale.clear()
         return stale
+
+    def take_fallen(self) -> tuple[BlockHash, ...]:
+        """Keys whose rank may have fallen since the last call, for the order of the disk."""
+        fallen = tuple(self._residency.fallen)
+        self._residency.fallen.clear()
+        return fallen
 
     def resident_keys(self) -> tuple[BlockHash, ...]:
         """Keys of all blocks in memory, longest known first."""
@@ -378,14 +416,15 @@ class KVCacheManager:
 
     def usage(self) -> CacheUsage:
         """Ledger, counters and waste. O(blocks)."""
-        size = self.block_size
-        running_waste = sum(len(s.table) * size - s.committed for s in self._running)
+        running_waste = sum(len(s.table) * self.block_size - s.committed for s in self._running)
+        device = self._residency.contents(Tier.DEVICE)
         return CacheUsage(
             ledger=self.ledger(),
             counters=self._residency.counters,
-            wasted_device_slots=running_waste + self._residency.unused_slots(Tier.DEVICE),
-            wasted_host_slots=self._residency.unused_slots(Tier.HOST),
-            dirty_blocks=self._spiller.dirty_count,
+            device=device,
+            host=self._residency.contents(Tier.HOST),
+            wasted_device_slots=running_waste + device.unused_slots,
+            queued_blocks=self._spiller.dirty_count,
             indexed_blocks=len(self._residency.index),
         )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from sessionkv.cache.block_pool import BlockPool, BlockState
 from sessionkv.cache.evicted import EvictedKeys
-from sessionkv.cache.ledger import Counters
+from sessionkv.cache.ledger import Contents, Counters
 from sessionkv.cache.prefix_index import Entry, PrefixIndex
-from sessionkv.cache.retention_view import RETAINED, RetentionView
+from sessionkv.cache.retention_view import RetentionView, Unretained
 from sessionkv.types import BlockHash, BlockRecord, Tier
 
 MAX_MOVED_DOWN = 65_536
@@ -24,7 +24,9 @@ class Residency:
     Attributes:
         version: Grows whenever an answer of the index may have changed.
         wanted: Device blocks that somebody asked for and did not get since the last spill plan.
+        taken: Device blocks that were allocated since then.
         stale: Keys whose record on disk is of no more use.
+        fallen: Keys whose rank may have fallen, for the disk's order.
         num_moves: Blocks that left memory and are on disk, so far.
         moved_down: Of the last of these, the key (of a tail, its parent's) and the count then: a
             receipt asked for before does not have them.
@@ -37,18 +39,23 @@ class Residency:
         num_device_blocks: int,
         num_host_blocks: int,
         disk: bool,
+        spill_to_disk: bool = True,
         retention: RetentionView | None = None,
     ) -> None:
         self.block_size = block_size
         self.index = PrefixIndex()
+        self._retention = retention or Unretained()
         self.device = BlockPool(Tier.DEVICE, num_device_blocks, retention=retention)
         self.host = BlockPool(Tier.HOST, num_host_blocks, retention=retention)
         self.disk = disk
+        self.spill_to_disk = disk and spill_to_disk
         self.evicted = EvictedKeys()
         self.counters = Counters()
         self.version = 0
         self.wanted = 0
+        self.taken = 0
         self.stale: dict[BlockHash, None] = {}
+        self.fallen: dict[BlockHash, None] = {}
         self.num_moves = 0
         self.moved_down: dict[BlockHash, int] = {}
 
@@ -112,15 +119,18 @@ class Residency:
         block = entry.device
         return block is not None and self.device.state(block) is BlockState.FILLING
 
-    def unused_slots(self, tier: Tier) -> int:
-        """Slots of blocks with known content that hold none; growing tails not counted."""
+    def contents(self, tier: Tier) -> Contents:
+        """What DEVICE or HOST holds, block by block. O(blocks)."""
         on_device = tier is Tier.DEVICE
-        return sum(
-            self.block_size - entry.record.fill
-            for entry in self.index
-            if (entry.device if on_device else entry.host) is not None
-            and not (on_device and self.is_growing(entry))
-        )
+        blocks = dirty = unused = 0
+        for entry in self.index:
+            if (entry.device if on_device else entry.host) is None:
+                continue
+            blocks += 1
+            dirty += not (entry.on_disk or (on_device and entry.host is not None))
+            if not (on_device and self.is_growing(entry)):
+                unused += self.block_size - entry.record.fill
+        return Contents(blocks - dirty, dirty, unused)
 
     # -- out of a tier
 
@@ -129,27 +139,34 @@ class Residency:
         entry = self.entry_of(self.device, block)
         if self.host.num_blocks:
             return entry.host is not None or entry.host_refused
-        return entry.on_disk or entry.disk_refused or not self.disk
+        return entry.on_disk or entry.disk_refused or not self.spill_to_disk
 
     def host_is_clean(self, block: int) -> bool:
         """The same for a cached host block; one that is on the device too loses nothing either."""
+        return not self.is_to_be_written(block) or self._is_on_device(block)
+
+    def is_to_be_written(self, block: int) -> bool:
+        """Whether a cached host block is not on disk and may be brought there."""
         entry = self.entry_of(self.host, block)
-        return entry.on_disk or entry.disk_refused or not self.disk or entry.device is not None
+        return self.spill_to_disk and not (entry.on_disk or entry.disk_refused)
+
+    def _is_on_device(self, block: int) -> bool:
+        return self.entry_of(self.host, block).device is not None
 
     def evict_device(self, block: int) -> None:
         """Drop a cached device block."""
         entry = self.entry_of(self.device, block)
+        self.counters.count_eviction(Tier.DEVICE, waited=self.device.is_awaited(block))
         self.device.forget(block)
         entry.device = None
-        self.counters.count_eviction(Tier.DEVICE)
         self._left(entry)
 
     def evict_host(self, block: int) -> None:
         """Drop a cached host block."""
         entry = self.entry_of(self.host, block)
+        self.counters.count_eviction(Tier.HOST, waited=self.host.is_awaited(block))
         self.host.forget(block)
         entry.host = None
-        self.counters.count_eviction(Tier.HOST)
         self._left(entry)
 
     def lose_host(self, entry: Entry, *, corrupt: bool) -> None:
@@ -235,7 +252,24 @@ class Residency:
             raise KeyError(f"block {block} of {pool.tier} holds no known content")
         return self.index.entries[key]
 
+    def highest_rank(self, key: BlockHash) -> int:
+        """Rank of content in the tier that it is wanted in most."""
+        return max(self._retention.rank(key, tier) for tier in Tier)
+
     # -- room
+
+    def settle_fallen(self) -> None:
+        """Blocks whose rank has fallen take their place in the order. O(those)."""
+        for key in self._retention.take_fallen():
+            if self.disk:
+                self.fallen[key] = None
+            entry = self.index.get(key)
+            if entry is None:
+                continue
+            if entry.device is not None:
+                self.device.settle(entry.device)
+            if entry.host is not None:
+                self.host.settle(entry.host)
 
     def allocate_device(self, count: int) -> list[int] | None:
         """Take device blocks for filling, dropping the coldest clean ones where needed.
@@ -245,12 +279,14 @@ class Residency:
         """
         short = count - self.device.num_free
         if short > 0:
+            self.settle_fallen()
             victims = self.clean_run(self.device, short)
             if len(victims) < short:
                 self.wanted = max(self.wanted, count)
                 return None
             for block in victims:
                 self.evict_device(block)
+        self.taken += count
         return self.device.allocate(count)
 
     def allocate_host(self, *, urgent: bool) -> int | None:
@@ -263,17 +299,16 @@ class Residency:
             victims = self.clean_run(self.host, 1)
             if not victims:
                 return None
-            if not urgent and self.entry_of(self.host, victims[0]).device is not None:
+            if not urgent and self._is_on_device(victims[0]):
                 return None
             self.evict_host(victims[0])
         return self.host.allocate(1)[0]
 
-    def host_is_pinned_against(self, key: BlockHash) -> bool:
-        """Whether the host is full, and what would go next is pinned there and this is less so."""
+    def host_has_no_place_for(self, key: BlockHash) -> bool:
+        """Whether the host is full of what has a higher rank: this would be the next to go."""
         coldest = () if self.host.num_free else self.host.coldest(1)
         return any(
-            self.host.rank_of(self.entry_of(self.host, block).record.key)
-            > max(RETAINED, self.host.rank_of(key))
+            self.host.rank_of(self.entry_of(self.host, block).record.key) > self.host.rank_of(key)
             for block in coldest
         )
 

@@ -3,16 +3,17 @@
 A key is *retained* while a live node owns it and *pinned* in a tier while a pinned head reaches an
 owner; of several pins there the highest priority counts. A pin speaks of its own tier alone: pinned
 on the device says nothing about the host, so that each promise is checked against the cap of the
-tier it is made for. Retention orders eviction and never forbids it (leases do). Kept up to date by
-the tree of turns, which alone may change it; everybody else asks. Knows nothing of nodes, names,
-blocks' places or time.
+tier it is made for. In memory a key is *expected* between the two while a session that is likely
+to be back soon holds it. Retention orders eviction and never forbids it (leases do). Owners and
+pins are kept up to date by the tree of turns, expectations by :mod:`sessionkv.cache.expected`;
+everybody else asks. Knows nothing of nodes, names, blocks' places or time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from sessionkv.cache.retention_view import PINNED, RETAINED, UNRETAINED
+from sessionkv.cache.retention_view import EXPECTED, PINNED, RETAINED, UNRETAINED
 from sessionkv.errors import PinRefused
 from sessionkv.types import BlockHash, Tier
 
@@ -42,13 +43,15 @@ class Retention:
         self._owners: dict[BlockHash, int] = {}
         self._pins: dict[Tier, dict[BlockHash, _Priorities]] = {tier: {} for tier in Tier}
         self._on_device, self._on_host, self._on_disk = (self._pins[tier] for tier in Tier)
+        self._expected: dict[BlockHash, int] = {}
+        self._fallen: dict[BlockHash, None] = {}
         self._lapsed: dict[BlockHash, None] = {}
 
     def rank(self, key: BlockHash, tier: Tier) -> int:
         """Class of ``key`` for eviction from ``tier``; a lower one leaves first. O(1).
 
         Returns:
-            0 unretained, 1 retained, 2 and its priority where it is pinned in ``tier``.
+            0 unretained, 1 retained, 2 expected, 3 and its priority where it is pinned in ``tier``.
         """
         # Asked for each block at the cold end: an enum as a dict key would cost more than this.
         if tier is _DEVICE:
@@ -58,11 +61,21 @@ class Retention:
         priorities = pins.get(key)
         if priorities is not None:
             return PINNED + priorities[-1]
+        if key in self._expected and pins is not self._on_disk:
+            return EXPECTED
         return RETAINED if key in self._owners else UNRETAINED
 
-    def pinned_on_disk(self, key: bytes) -> bool:
-        """Whether ``key`` is pinned there. Any thread may ask: it is one look-up in a dict."""
-        return key in self._on_disk
+    def rank_on_disk(self, key: bytes) -> int:
+        """As :meth:`rank` for the disk, 0 also for what is not known here. Any thread may ask."""
+        return self.rank(BlockHash(key), Tier.DISK)
+
+    def take_fallen(self) -> tuple[BlockHash, ...]:
+        """Keys whose rank may have fallen in any tier since the last call, each once."""
+        if not self._fallen:
+            return ()
+        fallen = tuple(self._fallen)
+        self._fallen.clear()
+        return fallen
 
     def owners(self, key: BlockHash) -> int:
         """How many live nodes own ``key``."""
@@ -109,7 +122,9 @@ class Retention:
         """A node lets go of ``keys``; returns those that nobody owns now."""
         for pin in pins:
             self.unpin(pin, keys)
-        return _count_down(self._owners, keys)
+        gone = _count_down(self._owners, keys)
+        self._fallen.update(dict.fromkeys(gone))
+        return gone
 
     def pin(self, pin: Pin, keys: Collection[BlockHash]) -> None:
         """A first pin of this tier and priority reaches a node that owns ``keys``."""
@@ -124,6 +139,7 @@ class Retention:
         """The last pin of this tier and priority left a node that owns ``keys``."""
         tier, priority = pin
         pinned = self._pins[tier]
+        self._fallen.update(dict.fromkeys(keys))
         for key in keys:
             at = pinned[key].index(priority)
             left = pinned[key][:at] + pinned[key][at + 1 :]
@@ -131,6 +147,14 @@ class Retention:
                 pinned[key] = left
             else:
                 del pinned[key]
+
+    def expect(self, keys: Iterable[BlockHash]) -> None:
+        """A session that is likely to be back soon holds ``keys``."""
+        _count_up(self._expected, keys)
+
+    def unexpect(self, keys: Iterable[BlockHash]) -> None:
+        """It holds them no longer."""
+        self._fallen.update(dict.fromkeys(_count_down(self._expected, keys)))
 
     def note_lapsed(self, keys: Iterable[BlockHash]) -> None:
         """Remember that a pin on ``keys`` ran out; of those still pinned nothing is remembered."""
@@ -142,12 +166,12 @@ class Retention:
             del self._lapsed[next(iter(self._lapsed))]
 
 
-def _count_up(counts: dict[BlockHash, int], keys: Collection[BlockHash]) -> None:
+def _count_up(counts: dict[BlockHash, int], keys: Iterable[BlockHash]) -> None:
     for key in keys:
         counts[key] = counts.get(key, 0) + 1
 
 
-def _count_down(counts: dict[BlockHash, int], keys: Collection[BlockHash]) -> list[BlockHash]:
+def _count_down(counts: dict[BlockHash, int], keys: Iterable[BlockHash]) -> list[BlockHash]:
     """Take one off each key; returns those that reached 0. An unknown key raises KeyError."""
     gone = []
     for key in keys:

@@ -5,6 +5,9 @@ device to host, host to disk, and device to disk where there is no host tier. *W
 that were asked for to disk. A block leaves the upper tier only after its copy has arrived. A copy
 that fails makes its block droppable all the same: it is only a cache, and progress comes first.
 
+How many blocks of a tier are kept clean ahead of need is learned: twice as many as were ever taken
+of it between two plans, so that a copy ordered now may be under way while the next are taken.
+
 The source is held and a target on the host is filling until the move is answered.
 """
 
@@ -45,9 +48,10 @@ class Spiller:
     ) -> None:
         self._residency = residency
         self._transfer_ids = transfer_ids
-        self._clean_ahead = clean_ahead_blocks
+        self._ahead = {Tier.DEVICE: clean_ahead_blocks, Tier.HOST: clean_ahead_blocks}
         self._jobs: dict[int, _Job] = {}
         self._requested: dict[BlockHash, None] = {}
+        self._writing: set[BlockHash] = set()
         self._host_wanted = 0
         self._at_rest: tuple[int, int, int] | None = None
 
@@ -73,9 +77,15 @@ class Spiller:
     @property
     def dirty_count(self) -> int:
         """Blocks asked for that are not on disk yet, and all others on their way there."""
-        return len(self._requested) + sum(
-            len(job.entries) for job in self._jobs.values() if job.transfer.dst is Tier.DISK
-        )
+        return len(self._requested) + len(self._writing - self._requested.keys())
+
+    def any_unwritten(self, keys: Iterable[BlockHash]) -> bool:
+        """Whether one of the blocks is asked for, or on its way to disk."""
+        return any(key in self._requested or key in self._writing for key in keys)
+
+    def drop_requests(self) -> None:
+        """Forget what is asked for and not under way."""
+        self._requested.clear()
 
     # -- planning
 
@@ -83,17 +93,32 @@ class Spiller:
         """Moves to start now. O(blocks moved or dropped)."""
         residency = self._residency
         wanted, residency.wanted = residency.wanted, 0
+        self._learn_demand(Tier.DEVICE, max(residency.taken, wanted))
+        residency.taken = 0
         # A decode step changes nothing here: what needed no moves before needs none now.
         books = (residency.version, residency.device.num_free, residency.host.num_free)
         if not wanted and books == self._at_rest:
             return []
-        planned = [
-            *self._spill_device(wanted),
-            *self._spill_host(),
-            *self._write_requested(),
-        ]
+        # The host first: what is under way there does not stand before what is clean behind it.
+        planned = self._spill_host()
+        planned += self._spill_device(wanted)
+        if self._host_wanted:
+            planned += self._spill_host()
+        planned += self._write_requested()
         self._at_rest = None if planned or self._requested else books
         return planned
+
+    def _learn_demand(self, tier: Tier, taken: int) -> None:
+        """Keep so much clean that whoever takes as many again waits for nothing.
+
+        At most half of the device and of what its copies take of the host.
+        """
+        ahead = self._ahead[tier]
+        if 2 * taken <= ahead or not ahead:
+            return
+        above, below = self._residency.device.num_blocks, self._residency.host.num_blocks
+        most = below if tier is Tier.HOST else min(above, below or above) // 2
+        self._ahead[tier] = max(ahead, min(2 * taken, most))
 
     def _spill_device(self, wanted: int) -> list[Transfer]:
         """Room on the device: drop what is clean if it is wanted now, copy what is next."""
@@ -106,15 +131,20 @@ class Spiller:
         # blocks may be displaced by the next spills.
         for block in residency.clean_run(device, max(wanted - device.num_free, 0)):
             residency.evict_device(block)
+        short = self._await_moves(Tier.DEVICE, wanted - device.num_free)
         spilling = self._num_in_flight(Tier.DEVICE)
-        lacking = max(wanted, self._clean_ahead) - device.num_free - spilling
+        lacking = max(wanted, self._ahead[Tier.DEVICE]) - device.num_free - spilling
         copies: list[_Copy] = []
         for block in device.coldest(max(lacking, 0)):
             if residency.device_is_clean(block):
                 continue
             if len(copies) + spilling >= MAX_SPILLS:
                 break
+            if len(copies) < short:
+                device.await_move(block)
             self._spill_block(block, below, copies, urgent=wanted > 0)
+        if below is Tier.HOST:
+            self._learn_demand(Tier.HOST, len(copies) + self._host_wanted)
         return self._start(Tier.DEVICE, below, copies, written=False)
 
     def _spill_block(self, block: int, below: Tier, copies: list[_Copy], *, urgent: bool) -> None:
@@ -122,7 +152,7 @@ class Spiller:
         entry = residency.entry_of(residency.device, block)
         target = -1
         if below is Tier.HOST:
-            if residency.host_is_pinned_against(entry.record.key):
+            if residency.host_has_no_place_for(entry.record.key):
                 entry.host_refused = True  # the device may drop it without
                 return
             room = residency.allocate_host(urgent=urgent)
@@ -138,15 +168,18 @@ class Spiller:
         """Room on the host: write what is next to go and not on disk."""
         residency = self._residency
         wanted, self._host_wanted = self._host_wanted, 0
-        if not residency.disk or not residency.host.num_blocks:
+        if not residency.spill_to_disk or not residency.host.num_blocks:
             return []
+        short = self._await_moves(Tier.HOST, wanted - residency.host.num_free)
         spilling = self._num_in_flight(Tier.HOST)
-        lacking = max(wanted, self._clean_ahead) - residency.host.num_free - spilling
+        lacking = max(wanted, self._ahead[Tier.HOST]) - residency.host.num_free - spilling
         dirty = [
             block
             for block in residency.host.coldest(max(lacking, 0))
-            if not residency.host_is_clean(block)
+            if residency.is_to_be_written(block)
         ]
+        for block in dirty[: max(short, 0)]:
+            residency.host.await_move(block)
         copies = [
             self._copy_to_disk(residency.host, block)
             for block in dirty[: max(MAX_WRITES - spilling, 0)]
@@ -158,12 +191,6 @@ class Spiller:
         residency = self._residency
         if not self._requested:
             return []
-        writing = {
-            entry.record.key
-            for job in self._jobs.values()
-            if job.transfer.dst is Tier.DISK
-            for entry in job.entries
-        }
         room = MAX_WRITES - sum(len(job.entries) for job in self._jobs.values() if job.written)
         from_device: list[_Copy] = []
         from_host: list[_Copy] = []
@@ -171,7 +198,7 @@ class Spiller:
             key = next(iter(self._requested))
             del self._requested[key]
             entry = residency.index.get(key)
-            if entry is None or entry.on_disk or key in writing:
+            if entry is None or entry.on_disk or key in self._writing:
                 continue
             if entry.host is not None:
                 from_host.append(self._copy_to_disk(residency.host, entry.host))
@@ -190,7 +217,7 @@ class Spiller:
     def _tier_below_device(self) -> Tier | None:
         if self._residency.host.num_blocks:
             return Tier.HOST
-        return Tier.DISK if self._residency.disk else None
+        return Tier.DISK if self._residency.spill_to_disk else None
 
     def _num_in_flight(self, source: Tier) -> int:
         return sum(
@@ -198,6 +225,15 @@ class Spiller:
             for job in self._jobs.values()
             if job.transfer.src is source and not job.written
         )
+
+    def _await_moves(self, source: Tier, short: int) -> int:
+        """Somebody is short of so many blocks: note which in flight are awaited; what is left."""
+        for job in self._jobs.values():
+            if job.transfer.src is source and not job.written:
+                for move in job.transfer.moves[: max(short, 0)]:
+                    self._pool(source).await_move(move.src)
+                short -= len(job.entries)
+        return short
 
     def _start(
         self, source: Tier, target: Tier, copies: list[_Copy], *, written: bool
@@ -212,6 +248,8 @@ class Spiller:
             transfer = Transfer(next(self._transfer_ids), source, target, moves)
             entries = [entry for entry, _ in part]
             self._jobs[transfer.transfer_id] = _Job(transfer, entries, written)
+            if target is Tier.DISK:
+                self._writing.update(entry.record.key for entry in entries)
             transfers.append(transfer)
         return transfers
 
@@ -229,6 +267,7 @@ class Spiller:
             if transfer.dst is Tier.HOST:
                 self._residency.answered_by_host(entry, move.dst, succeeded=succeeded)
             else:
+                self._writing.discard(entry.record.key)
                 self._residency.answered_by_disk(entry, succeeded=succeeded)
             pool.release(move.src)
 

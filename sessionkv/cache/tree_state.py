@@ -84,7 +84,9 @@ class TreeState:
             return self._set_head((op.tenant, op.name), None, freed)
         if isinstance(op, PutKey):
             return self._put_key(op.key)
-        return PutKey(self.keys.pop((op.tenant, op.key)))
+        if isinstance(op, DeleteKey):
+            return PutKey(self.keys.pop((op.tenant, op.key)))
+        raise TypeError(f"{op} is for the journal alone")
 
     def load_node(self, record: NodeRecord) -> None:
         """Take in a node from the journal, parents first."""

@@ -13,11 +13,12 @@ _HINTS = {
     "more.",
     "store_in_use": "Talk to that engine instead (`chat` does without --model), or name another "
     "store with --store.",
+    "export_damaged": "Copy the file again, or export anew; nothing of it was imported.",
     "store_unavailable": "Check that the directory exists, is yours and has room, or name another "
     "with --store.",
     "model_broken": "Fetch the files again.",
     "session_not_found": "`sessionkv sessions ls` lists the sessions there are.",
-    "session_exists": "Choose another name, or remove that session first.",
+    "session_exists": "Choose another name (for import: --as), or remove that session first.",
     "session_busy": "A turn of this session is running; try again when it has ended.",
     "session_differs": "Resume it without --system, or choose another name.",
     "pin_refused": "Pin to a lower tier, unpin another session, or enlarge the tier.",

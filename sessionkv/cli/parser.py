@@ -29,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_chat(commands)
     _add_sessions(commands)
+    _add_store(commands)
     _add_stats(commands)
     _add_doctor(commands)
     _add_config(commands)
@@ -74,7 +75,9 @@ def _add_chat(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("sessions", help="list, inspect, fork, rewind, pin and remove")
+    parser = commands.add_parser(
+        "sessions", help="list, inspect, fork, rewind, pin, remove, export, import"
+    )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, help_text: str, *, session: bool = True) -> argparse.ArgumentParser:
@@ -101,6 +104,94 @@ def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
     pin.add_argument("--priority", type=int, default=50, help="0 to 100; higher leaves later (50)")
     action("unpin", "take the pin off")
     action("rm", "remove a session and what only it holds")
+    _add_transfer(actions)
+
+
+def _add_transfer(actions: _Commands[argparse.ArgumentParser]) -> None:
+    export = actions.add_parser(
+        "export",
+        help="write sessions to one file: turns, messages, token ids, and KV if asked",
+        description="Write sessions to one portable, checksummed file: turns with their messages, "
+        "token ids and sampling. From the running engine; with --store or --kv from the store of a "
+        "stopped one. Pins, idempotency keys and unnamed branches stay behind.",
+    )
+    export.set_defaults(module="transfer", action="export")
+    export.add_argument("session", nargs="?", help="name of the session")
+    export.add_argument("--all", action="store_true", help="every session that has a name")
+    export.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="file to write (0600); - is stdout"
+    )
+    export.add_argument("--kv", action="store_true", help="with the KV that is on disk")
+    taken = actions.add_parser(
+        "import",
+        help="take sessions out of a file that export wrote",
+        description="Take in the sessions of a file that export wrote, after checking all of it: a "
+        "damaged file, or a name that is taken, imports nothing. Into the running engine; with "
+        "--store or --kv into the store of a stopped one. What another tokenizer wrote is encoded "
+        "anew at its next turn.",
+    )
+    taken.set_defaults(module="transfer", action="import")
+    taken.add_argument("file", help="file to read; - is stdin")
+    taken.add_argument(
+        "--as", dest="new_name", metavar="NAME", help="name of the one session in it"
+    )
+    taken.add_argument(
+        "--kv", action="store_true", help="with its KV, where it fits the store's model"
+    )
+    for parser in (export, taken):
+        parser.add_argument(
+            "--store", metavar="DIR", help="store of a stopped engine (with --kv: the user's own)"
+        )
+        _add_endpoint(parser)
+        _add_json(parser)
+
+
+def _add_store(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "store", help="check, measure and empty the store of a stopped engine"
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    def action(name: str, help_text: str, description: str) -> argparse.ArgumentParser:
+        sub = actions.add_parser(name, help=help_text, description=description)
+        sub.set_defaults(module="store", action=name)
+        sub.add_argument("--store", metavar="DIR", help="directory of the store (the user's own)")
+        _add_json(sub)
+        return sub
+
+    verify = action(
+        "verify",
+        "read everything and say what is damaged",
+        "Read the journal and every KV block, and check headers, checksums, identities, lengths, "
+        "index rows and permissions. Changes nothing without --repair. The exit code is 1 when "
+        "something is wrong.",
+    )
+    verify.add_argument(
+        "--repair",
+        action="store_true",
+        help="remove damaged KV: single records, or a block store whose index cannot be read",
+    )
+    action(
+        "stats",
+        "what is in it and what it takes",
+        "Sessions, turns, keys and KV blocks, bytes of each file as allocated on disk, and times "
+        "of last use.",
+    )
+    purge = action(
+        "purge",
+        "delete KV, and sessions only if told to",
+        "Delete KV: all of it, of one identity, or of those that were not used for a while. The "
+        "conversations stay, and are computed again when they go on. Only --sessions deletes "
+        "conversations. Asks first.",
+    )
+    purge.add_argument("--identity", metavar="HEX", help="only this one (its first digits do)")
+    purge.add_argument(
+        "--older-than", metavar="AGE", help="only what was last used so long ago: 12h, 30d"
+    )
+    purge.add_argument(
+        "--sessions", action="store_true", help="delete the sessions too, with all their turns"
+    )
+    purge.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _add_stats(commands: _Commands[argparse.ArgumentParser]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sessionkv.cli import output
 from sessionkv.cli.progress import StartProgress
 from sessionkv.cli.settings import config_from
+
+if TYPE_CHECKING:
+    from sessionkv.engine.messages import DrainReport
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +30,29 @@ def run(args: argparse.Namespace) -> int:
             output.stdout().print("ready")
             sys.stdout.flush()
 
-        return run_serve(config, args.endpoint, on_ready=ready, on_progress=progress.update)
+        return run_serve(
+            config,
+            args.endpoint,
+            on_ready=ready,
+            on_progress=progress.update,
+            on_drained=lambda left: output.stdout().print(ending(left), markup=False),
+        )
+
+
+def ending(left: DrainReport) -> str:
+    """The last line: what the drain left undone."""
+    undone, rest = [], ""
+    if left.dropped_turns:
+        undone.append(f"{output.count(left.dropped_turns, 'turn')} did not end")
+    if left.unwritten_blocks:
+        blocks = output.count(left.unwritten_blocks, "block")
+        are = "is" if left.unwritten_blocks == 1 else "are"
+        size = output.size(left.unwritten_bytes)
+        undone.append(f"{blocks} ({size}) of sessions {are} not on disk")
+        rest = "; the journal has their turns"
+    if not undone:
+        return "stopped"
+    return f"stopped after {left.drain_s:g} s: {' and '.join(undone)}{rest}"
 
 
 def summary(info: Mapping[str, Any]) -> dict[str, str]:

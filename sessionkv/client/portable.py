@@ -62,7 +62,7 @@ def import_tree(client: Client, tree: PortableTree) -> dict[str, Any]:
     """Send a tree of turns and its sessions; all of it is in the journal when this returns.
 
     Returns:
-        ``{"sessions": [name], "turns": int}``.
+        ``{"sessions": [name], "turns": int, "other_tokenizer": [name]}``.
 
     Raises:
         SessionExists: A name is taken; nothing was imported.

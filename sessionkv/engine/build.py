@@ -145,7 +145,7 @@ def _build_parts(
     if disk_bytes:
         try:
             blocks = BlockStore(
-                directory, root, geometry, cap_bytes=disk_bytes, is_pinned=retention.pinned_on_disk,
+                directory, root, geometry, cap_bytes=disk_bytes, rank_of=retention.rank_on_disk,
                 gates=gates,
             )  # fmt: skip
         except StoreUnavailable as error:
@@ -163,6 +163,7 @@ def _build_parts(
         num_device_blocks=runner.num_blocks,
         num_host_blocks=num_host_blocks,
         disk=blocks is not None,
+        spill_to_disk=config.cache.durability != "off",
         prefix_cache=has_cache,
         retention=retention,
     )

@@ -26,6 +26,7 @@ from sessionkv.errors import (
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map
 from sessionkv.types import BlockHash, HeadRecord, Tier
+from sessionkv.types.portable_tree import PortableTree
 
 
 class CallDesk:
@@ -68,10 +69,21 @@ class CallDesk:
             value = {
                 "sessions": [session.name for session in ask.tree.sessions],
                 "turns": sum(node.kind != "root" for node in ask.tree.nodes),
+                "other_tokenizer": self._foreign(ask.tree),
             }
             self._change(ask.call_id, change, value)
         except SessionKVError as error:
             self._answer(CallDone(ask.call_id, error=error))
+
+    def _foreign(self, tree: PortableTree) -> list[str]:
+        """Sessions that do not go on by their own ids here."""
+        own = self._parts.tokenizer_digest
+        others = {
+            node.node_id
+            for node in tree.nodes
+            if node.kind != "root" and node.tokenizer_digest != own
+        }
+        return [session.name for session in tree.sessions if session.node_id in others]
 
     def call(self, ask: Call, now: float, wall: float) -> None:
         """Carry out one call."""

@@ -17,6 +17,8 @@ from typing import Protocol
 from sessionkv.cache.invariants import InvariantBroken
 from sessionkv.engine.calls import CallDesk
 from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.engine.draining import Drainer
+from sessionkv.engine.durability import DurabilityDesk
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.messages import (
     Call,
@@ -38,7 +40,6 @@ from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
     EngineClosed,
-    NodeNotFound,
     SessionKVError,
     StoreUnavailable,
     TurnFailed,
@@ -89,7 +90,8 @@ class Core:
         self._turns = TurnDesk(parts, self._commits)
         self._calls = CallDesk(parts, self._commits, self._turns)
         self._tick_at = self._housekeeping_at = clock()
-        self._drain_until: float | None = None
+        self._writes = DurabilityDesk(parts, self._turns)
+        self._drainer = Drainer(parts, self._turns, self._commits, self._writes)
         self._computing = False
         self._moves: dict[int, Transfer] = {}
         self._unchecked_since: float | None = None
@@ -98,7 +100,7 @@ class Core:
         """Loop until drained; answers every turn before it returns."""
         error: SessionKVError | None = None
         try:
-            while not self._drained():
+            while not self._drainer.is_done(self._clock()):
                 self._take_in()
                 self._step()
                 self._emit()
@@ -106,7 +108,7 @@ class Core:
             _log.exception("the engine's core failed")
             error = TurnFailed(f"the engine failed ({type(failure).__name__})")
         self._turns.drop_all(error or EngineClosed("the engine is closed"), self._clock())
-        self._turns.out.append(CoreStopped(error))
+        self._turns.out.append(CoreStopped(error, self._drainer.report))
         self._emit()
 
     # One round -------------------------------------------------------------------------------
@@ -153,6 +155,9 @@ class Core:
         stale = parts.kv.take_stale()
         if stale:
             parts.store.delete(stale)
+        fallen = parts.kv.take_fallen()
+        if fallen:
+            parts.store.ranks_fell(fallen)
         self._calls.finish_flushes()
 
     # What comes in ---------------------------------------------------------------------------
@@ -185,7 +190,8 @@ class Core:
         """How long to sleep for the inbox when there is nothing to compute."""
         if self._computing:
             return 0.0
-        wakes = [self._tick_at + (0.0 if self._turns.active else _HOUSEKEEPING_S)]
+        is_busy = self._turns.active or self._drainer.begun
+        wakes = [self._tick_at + (0.0 if is_busy else _HOUSEKEEPING_S)]
         if (wake := self._parts.scheduler.next_wake()) is not None:
             wakes.append(wake)
         return max(0.0, min(wakes) - self._clock())
@@ -221,8 +227,7 @@ class Core:
         elif isinstance(message, DiskEvicted):
             self._parts.kv.on_disk_evicted(message.keys)
         elif isinstance(message, Drain):
-            turns.draining = True
-            self._drain_until = now + message.drain_s
+            self._drainer.begin(message.drain_s, now)
 
     def _committed(self, message: Committed, now: float) -> None:
         if message.error is None:
@@ -248,17 +253,15 @@ class Core:
         if commit.turn_id is None:
             self._turns.out.append(commit.reply)
             return
-        self._turns.durable(commit.turn_id, now)
-        if change.node_id is not None and parts.config.cache.durability == "idle":
-            # The session may have been deleted while its turn was on its way to the journal.
-            with contextlib.suppress(NodeNotFound):
-                parts.kv.request_clean((*commit.recomputed, *parts.tree.keys_of(change.node_id)))
+        self._writes.journalled(commit, now)
 
     def _moved(self, result: TransferResult, now: float) -> None:
         parts = self._parts
         transfer = self._moves.pop(result.transfer_id)
         parts.scheduler.on_transfer(result, now)
         self._count_move(transfer, result)
+        if self._writes and transfer.dst is Tier.DISK:
+            self._writes.answer_written(now)
 
     def _count_move(self, transfer: Transfer, result: TransferResult) -> None:
         num_bytes = len(transfer.moves) * self._parts.runner.geometry.block_bytes
@@ -273,6 +276,7 @@ class Core:
 
     def _tick(self, now: float) -> None:
         self._turns.tick(now)
+        self._writes.answer_written(now)
         if now < self._housekeeping_at:
             return
         self._housekeeping_at = now + _HOUSEKEEPING_S
@@ -302,15 +306,3 @@ class Core:
         except InvariantBroken as failure:
             _log.error("the KV cache's books do not balance: %s", failure)
             self._parts.metrics.count_book_error()
-
-    def _drained(self) -> bool:
-        if self._drain_until is None:
-            return False
-        if self._turns.active and self._clock() < self._drain_until:
-            return False
-        if self._turns.active:
-            self._turns.drop_all(EngineClosed("the engine is shutting down"), self._clock())
-        waits = self._commits or (
-            self._parts.kv.dirty_count() and self._clock() < self._drain_until
-        )
-        return not waits

@@ -312,10 +312,28 @@ class CallDone:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainReport:
+    """What a drain left undone.
+
+    Attributes:
+        dropped_turns: Turns that did not end in time.
+        unwritten_blocks: Blocks of sessions that are not on disk.
+        unwritten_bytes: Their size.
+        drain_s: The time there was.
+    """
+
+    dropped_turns: int
+    unwritten_blocks: int
+    unwritten_bytes: int
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CoreStopped:
-    """The step loop ended; ``error`` where it was not asked to."""
+    """The step loop ended: after a drain, or with ``error`` where it was not asked to."""
 
     error: SessionKVError | None = None
+    drained: DrainReport | None = None
 
 
 CoreMessage = (

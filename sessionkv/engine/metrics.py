@@ -32,7 +32,11 @@ class TierGauge:
         cap_bytes: Bytes it may hold; 0 when it is off.
         leased_blocks: Blocks that sequences or transfers hold.
         wasted_bytes: Part of ``used_bytes`` that holds no token.
-        evictions: Blocks it has dropped.
+        evictions: Blocks it has dropped to make room.
+        evictions_waited: Those of them that somebody had to wait for: their copy to a lower tier
+            was not done.
+        clean_blocks: Blocks of known content that a lower tier holds too; of the lowest, all.
+        dirty_blocks: Blocks of known content that no lower tier holds.
     """
 
     used_bytes: int
@@ -40,6 +44,9 @@ class TierGauge:
     leased_blocks: int
     wasted_bytes: int
     evictions: int
+    evictions_waited: int = 0
+    clean_blocks: int = 0
+    dirty_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +332,9 @@ def _memory(gauges: Gauges) -> dict[str, Any]:
             "wasted_bytes": gauge.wasted_bytes,
             "waste_rate": _share(gauge.wasted_bytes, gauge.used_bytes),
             "evictions": gauge.evictions,
+            "evictions_waited": gauge.evictions_waited,
+            "clean_blocks": gauge.clean_blocks,
+            "dirty_blocks": gauge.dirty_blocks,
         }
         for tier, gauge in gauges.tiers.items()
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sessionkv.cache.ledger import CacheUsage, TierLedger
+from sessionkv.cache.ledger import CacheUsage, Contents, TierLedger
 from sessionkv.engine.metrics import Gauges, TierGauge
 from sessionkv.engine.parts import CoreParts
 from sessionkv.store.block_stats import BlockStoreStats
@@ -22,7 +22,7 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "host": asdict(usage.ledger.host),
         "sequences": usage.ledger.sequences,
         "transfers_in_flight": usage.ledger.transfers_in_flight,
-        "dirty_blocks": usage.dirty_blocks,
+        "queued_blocks": usage.queued_blocks,
         "indexed_blocks": usage.indexed_blocks,
         "corrupt_blocks": usage.counters.corrupt,
         "lost_blocks": usage.counters.lost,
@@ -42,23 +42,27 @@ def _gauges(parts: CoreParts, usage: CacheUsage, disk: BlockStoreStats | None) -
     geometry, counters = parts.runner.geometry, usage.counters
     size = geometry.block_bytes
 
-    def tier(ledger: TierLedger, tier_name: Tier, wasted_slots: int) -> TierGauge:
+    def tier(ledger: TierLedger, tier_name: Tier, held: Contents, wasted_slots: int) -> TierGauge:
         return TierGauge(
             used_bytes=(ledger.total - ledger.free) * size,
             cap_bytes=ledger.total * size,
             leased_blocks=ledger.leased + ledger.filling,
             wasted_bytes=wasted_slots * geometry.token_bytes,
             evictions=counters.evicted.get(tier_name, 0),
+            evictions_waited=counters.waited.get(tier_name, 0),
+            clean_blocks=held.clean_blocks,
+            dirty_blocks=held.dirty_blocks,
         )
 
-    device = tier(usage.ledger.device, Tier.DEVICE, usage.wasted_device_slots)
-    host = tier(usage.ledger.host, Tier.HOST, usage.wasted_host_slots)
+    device = tier(usage.ledger.device, Tier.DEVICE, usage.device, usage.wasted_device_slots)
+    host = tier(usage.ledger.host, Tier.HOST, usage.host, usage.host.unused_slots)
     on_disk = TierGauge(
         used_bytes=0 if disk is None else disk.used_bytes,
         cap_bytes=parts.disk_bytes,
         leased_blocks=0 if disk is None else disk.leased_slots,
         wasted_bytes=0,
         evictions=0 if disk is None else disk.evicted_blocks,
+        clean_blocks=0 if disk is None else disk.blocks,
     )
     longest = -(-parts.runner.max_model_len // geometry.block_size) * size
     return Gauges(

@@ -17,6 +17,8 @@ from sessionkv.types.records import HeadRecord, NodeRecord
 from sessionkv.types.tokens import TOKEN_BYTES
 from sessionkv.types.utf8 import utf8_bytes
 
+LOCAL_TENANT = "local"
+"""Whose everything is on a socket without keys."""
 KINDS = ("root", "chat", "raw")
 HISTORIES = ("keep", "follow")
 _MAX_ID = 2**63 - 1

@@ -1,7 +1,8 @@
 """What the journal keeps: turns (nodes), heads and idempotency keys, and the changes to them.
 
 The pure tree in ``sessionkv.cache`` emits lists of :data:`JournalOp`; the store commits each list
-as one transaction. Blobs are opaque here: text belongs to the front.
+as one transaction. What the journal answers about them is here too: the tree holds only the
+sessions that are in use. Blobs are opaque here: text belongs to the front.
 """
 
 from __future__ import annotations
@@ -117,28 +118,120 @@ class DeleteHead:
 
 
 @dataclass(frozen=True, slots=True)
+class DropSession:
+    """Remove a head of which not every node can be read, and all nodes it alone reaches."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class PutKey:
-    """Add an idempotency key."""
+    """Add an idempotency key, in place of one of the same name."""
 
     key: KeyRecord
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteKey:
-    """Forget an idempotency key."""
+    """Forget one idempotency key."""
 
     tenant: str
     key: str
 
 
-JournalOp = PutNode | DeleteNode | PutHead | DeleteHead | PutKey | DeleteKey
+@dataclass(frozen=True, slots=True)
+class ForgetKeys:
+    """Forget the oldest idempotency keys: some that ran out, and all past ``keep``.
+
+    Attributes:
+        created_until_s: Those made by then have run out.
+        keep: Most keys that may be left.
+    """
+
+    created_until_s: float
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepIds:
+    """Node ids below ``next_node_id`` were given and are not given again."""
+
+    next_node_id: int
+
+
+JournalOp = (
+    PutNode
+    | DeleteNode
+    | PutHead
+    | DeleteHead
+    | DropSession
+    | PutKey
+    | DeleteKey
+    | ForgetKeys
+    | KeepIds
+)
 
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """Everything in the journal as read at start, nodes by ascending id (parents first)."""
+    """Everything in the journal, nodes by ascending id (parents first)."""
 
     nodes: tuple[NodeRecord, ...]
     heads: tuple[HeadRecord, ...]
     keys: tuple[KeyRecord, ...]
     next_node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSummary:
+    """What is known of a journal when it is opened: counts, and which heads are pinned.
+
+    Attributes:
+        num_named: Heads that have a name of their own.
+        num_unnamed: Heads that were made by branching and named by the tree.
+        pinned: Tenant and name of every pinned head.
+    """
+
+    num_named: int
+    num_unnamed: int
+    next_node_id: int
+    pinned: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNode:
+    """A node with how many heads are on it and how many nodes follow it, in the whole journal."""
+
+    record: NodeRecord
+    heads: int
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    """A head and its nodes, root first; without nodes where one of them cannot be read.
+
+    Attributes:
+        damage: What cannot be read, ``""`` where all could.
+    """
+
+    head: HeadRecord
+    nodes: tuple[StoredNode, ...]
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A head as a list shows it.
+
+    Attributes:
+        kind: Of its node.
+        num_turns: From the root to its node; the root is none.
+        num_tokens: Of the log up to its node's end.
+    """
+
+    head: HeadRecord
+    kind: str
+    num_turns: int
+    num_tokens: int

@@ -22,6 +22,8 @@ from sessionkv import EngineConfig
 from sessionkv.actor import serve
 from sessionkv.actor.serve import run_serve
 from sessionkv.config import LimitsConfig
+from sessionkv.store import journal_thread
+from sessionkv.store.journal import Journal
 from tests.builders.engine import Building, engine_config
 
 READY_S = 60.0
@@ -40,6 +42,7 @@ class Life:
         endpoint: Where it listens.
         gate: The gate at which it kills itself, ``""`` for none.
         passes: At which passing of it.
+        compacts: The journal is compacted all the time and not when it is worth it.
     """
 
     folder: Path
@@ -47,6 +50,7 @@ class Life:
     config: EngineConfig
     gate: str = ""
     passes: int = 1
+    compacts: bool = False
 
 
 class KillAt:
@@ -96,6 +100,9 @@ def _live(life: Life, line: Connection) -> None:
     os.dup2(log, 2)
     logging.basicConfig(level=logging.WARNING, force=True)
     threading.Thread(target=_die_with, args=(line,), daemon=True).start()
+    if life.compacts:
+        journal_thread._LOOK_EVERY = 4
+        Journal.wasted_bytes = lambda self: 2**40  # type: ignore[method-assign]
     serve.build_engine = Building(gates=KillAt(life))  # type: ignore[assignment]
     status = run_serve(life.config, life.endpoint, on_ready=lambda report: line.send(True))
     os._exit(status)

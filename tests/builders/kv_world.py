@@ -180,6 +180,7 @@ class World:
     prefix_cache: bool = True
     retention: RetentionView | None = None
     clean_ahead: int = 0
+    spill_to_disk: bool = True
     runs: dict[int, Run] = field(default_factory=dict)
     pending: list[Transfer] = field(default_factory=list)
     log: list[Transfer] = field(default_factory=list)
@@ -192,6 +193,7 @@ class World:
             num_device_blocks=self.device_blocks,
             num_host_blocks=self.host_blocks,
             disk=self.disk_blocks > 0,
+            spill_to_disk=self.spill_to_disk,
             prefix_cache=self.prefix_cache,
             retention=self.retention,
             clean_ahead_blocks=self.clean_ahead,

@@ -25,7 +25,10 @@ def test_a_block_is_visible_only_after_its_commit(tmp_path: Path) -> None:
     worker.transfer(Transfer(1, Tier.HOST, Tier.DISK, moves), [memoryview(payload(record))])
     assert gates.reached["disk_put_half"].wait(30)
     worker.lookup(2, query([1, 2, 3, 4]))
-    assert answers.empty()
+    meanwhile = answers.get(timeout=30)
+    assert isinstance(meanwhile, LookedUp)
+    assert meanwhile.receipt is not None
+    assert (meanwhile.receipt.blocks, meanwhile.receipt.tail) == ((), None)
 
     shutil.copytree(directory.path, tmp_path / "crashed")
     with StoreDirectory.open(tmp_path / "crashed") as other:
@@ -35,11 +38,11 @@ def test_a_block_is_visible_only_after_its_commit(tmp_path: Path) -> None:
         crashed.close()
 
     gates.open("disk_put_half")
-    looked_up, written = answers.get(timeout=30), answers.get(timeout=30)
-    if isinstance(looked_up, TransferResult):
-        looked_up, written = written, looked_up
+    written = answers.get(timeout=30)
     assert isinstance(written, TransferResult)
     assert written.outcomes == (MoveOutcome.OK,)
+    worker.lookup(3, query([1, 2, 3, 4]))
+    looked_up = answers.get(timeout=30)
     assert isinstance(looked_up, LookedUp)
     assert looked_up.receipt is not None
     assert [found.record for found in looked_up.receipt.blocks] == [record]

@@ -86,6 +86,8 @@ def test_serve_says_what_it_serves_drains_and_exits_0(place: Place) -> None:
         assert "blocks of 16 tokens" in facts["device"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "stopped\n"
 
 
 def test_second_serve_names_the_first(place: Place) -> None:

@@ -6,14 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from sessionkv.actor.imports import ImportDesk
 from sessionkv.client.portable import export_trees, import_tree
-from sessionkv.errors import InvalidRequest, NodeNotFound, SessionExists, SessionNotFound, TurnKind
+from sessionkv.errors import (
+    InvalidRequest,
+    NodeNotFound,
+    Overloaded,
+    SessionExists,
+    SessionNotFound,
+    TurnKind,
+)
 from sessionkv.ipc import messages as wire
 from sessionkv.types import MissReason, NodeRecord
 from sessionkv.types.portable import PortableSession
 from sessionkv.types.portable_tree import PortableTree
 from tests.builders import text as built
-from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine
+from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine, socket_engine
+from tests.builders.store import node
 
 SHORT = greedy(6)
 
@@ -57,7 +66,8 @@ def test_a_family_of_forks_goes_on_as_if_it_had_never_moved(tmp_path: Path) -> N
         next_turn = trip.turn("three", sampling=SHORT)
     with open_engine(engine_config(tmp_path / "b")) as engine:
         engine.open("before").turn("x", sampling=SHORT)  # numbers of turns differ
-        assert import_tree(engine, tree) == {"sessions": names, "turns": 3}
+        value = import_tree(engine, tree)
+        assert value == {"sessions": names, "turns": 3, "other_tokenizer": []}
         assert {name: log_of(engine, name) for name in names} == logs
         assert shape(engine, *names) == shapes
         for name in names:
@@ -105,8 +115,7 @@ def test_another_tokenizer_encodes_anew_at_the_next_turn(tmp_path: Path) -> None
     built.write_folder("llama3", folder)
     config = engine_config(tmp_path / "b", blocks=512)
     with open_engine(config, runner={"text_dir": folder}) as engine:
-        for tree in trees:
-            import_tree(engine, tree)
+        assert [import_tree(engine, tree)["other_tokenizer"] for tree in trees] == [["a"], ["raw"]]
         assert engine.session("a").info(history=True).messages == messages
         again = engine.session("a").turn("two", sampling=SHORT)
         assert again.cache.miss.reason is MissReason.IDENTITY_CHANGED
@@ -157,3 +166,34 @@ def test_a_session_that_is_gone_or_rewound_while_it_is_exported(tmp_path: Path) 
         engine.session("a").rewind()
         with pytest.raises(NodeNotFound):
             engine._call(wire.Export, {"session": "a", "nodes": path})
+
+
+def test_what_a_lost_connection_had_sent_is_forgotten(tmp_path: Path) -> None:
+    with open_engine(engine_config(tmp_path / "a")) as engine:
+        engine.open("a").turn("x", sampling=SHORT)
+        root, turn, session = list(export_trees(engine, ["a"]))
+    with socket_engine(tmp_path) as engine:
+        with engine.client() as client:
+            held = client._call(wire.Import, {"nodes": [root, turn]})
+            assert held == {"held": 2}
+        with engine.client() as client:
+            with pytest.raises(InvalidRequest, match="a turn that came before"):
+                client._call(wire.Import, {"sessions": [session], "commit": True})
+            assert client.sessions() == []
+
+
+def test_what_is_held_is_bounded_over_all_connections() -> None:
+    tree = PortableTree()
+    tree.add_node(node(1, incoming_blob=b"{}", reply_blob=b"", tokenizer_digest="other"))
+    size = tree.num_bytes
+    desk = ImportDesk(built.llama3(), max_bytes=2 * size)
+    request = wire.Import(0, nodes=tree.nodes)
+    assert desk.add(b"a", request).nodes == tree.nodes
+    desk.add(b"b", request)
+    with pytest.raises(Overloaded, match="cannot be imported at once"):
+        desk.add(b"c", request)
+    desk.drop(b"a")
+    desk.add(b"c", request)
+    with pytest.raises(Overloaded):
+        desk.add(b"b", wire.Import(1, nodes=[replace(tree.nodes[0], node_id=2)]))
+    desk.add(b"a", request)  # what b had sent is not held any longer

@@ -86,7 +86,7 @@ TIERS = {
     "device only": {},
     "host": {"host_blocks": 100},
     "disk": {"disk_bytes": 32 * MIB},
-    "disk on eviction": {"disk_bytes": 32 * MIB, "durability": "off"},
+    "disk on eviction": {"disk_bytes": 32 * MIB, "durability": "evict"},
     "disk that forgets": {"host_blocks": 40, "disk_bytes": 1 * MIB},
     "no prefix cache": {"host_blocks": 40, "disk_bytes": 32 * MIB, "prefix_cache": False},
     "large blocks": {"block_size": 16, "blocks": 40, "host_blocks": 40, "disk_bytes": 32 * MIB},
@@ -122,7 +122,7 @@ def test_preempted_turns_go_on(store: Path) -> None:
     blocks=st.integers(42, 70),
     host_blocks=st.sampled_from([0, 1, 7, 40]),
     disk=st.sampled_from([0, 600_000, 8 * MIB]),
-    durability=st.sampled_from(["idle", "off"]),
+    durability=st.sampled_from(["turn", "idle", "evict", "off"]),
     step_tokens=st.sampled_from([6, 16, 64]),
     workers=st.integers(2, 8),
 )

@@ -113,21 +113,6 @@ def test_idle_sessions_are_written_by_themselves(tmp_path: Path) -> None:
         engine.assert_ledger()
 
 
-def test_without_durability_only_eviction_and_flush_write(tmp_path: Path) -> None:
-    config = engine_config(tmp_path, blocks=10, disk_bytes=DISK, durability="off")
-    with open_engine(config) as engine:
-        first_turn(engine)
-        engine.session("a").info()
-        assert written(engine) == 0
-        other(engine, 1, 8)
-        # Two blocks are free, so of the session's last three others take the place.
-        eventually(lambda: written(engine) >= 3)
-        assert written(engine) < 13
-        engine.flush()
-        assert written(engine) == 13
-        engine.assert_ledger()
-
-
 def test_flush_returns_when_all_of_it_is_on_disk(tmp_path: Path) -> None:
     config = engine_config(tmp_path, blocks=200, disk_bytes=DISK, durability="off")
     with open_engine(config) as engine:

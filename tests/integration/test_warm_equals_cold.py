@@ -119,9 +119,8 @@ def test_on_disk_behind_a_host_tier(tmp_path: Path, prompt: list[int], delta: li
     config = engine_config(tmp_path, blocks=12, host_blocks=4, disk_bytes=DISK)
     with open_engine(config) as engine:
         log = first_turn(engine, prompt)
-        for _ in range(3):
-            push_out(engine, 12)
-            push_out(engine, 11)
+        for i in range(4):  # sessions, like it: what nobody retains would not displace it
+            first_turn(engine, tokens(30, start=500 + 50 * i), f"more {i}")
         result = engine.session("a").turn(tokens=delta, sampling=GREEDY)
         assert_warm(result, log, delta, disk=len(log) - 1)
         engine.assert_ledger()

@@ -22,10 +22,20 @@ class Ranks:
     """Ranks that tests change under the pool's feet."""
 
     def __init__(self) -> None:
-        self.ranks: dict[BlockHash, int] = {}
+        self._ranks: dict[BlockHash, int] = {}
+        self._fallen: set[BlockHash] = set()
 
     def rank(self, key: BlockHash, tier: Tier) -> int:
-        return self.ranks.get(key, 0)
+        return self._ranks.get(key, 0)
+
+    def take_fallen(self) -> set[BlockHash]:
+        fallen, self._fallen = self._fallen, set()
+        return fallen
+
+    def set(self, key: BlockHash, rank: int) -> None:
+        if rank < self._ranks.get(key, 0):
+            self._fallen.add(key)
+        self._ranks[key] = rank
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -222,7 +232,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 50), count=st.integers(1, 5), rank=st.integers(0, 3))
     def retain(self, which: int, count: int, rank: int) -> None:
         for key in self._some_keys(which, count):
-            self.ranks.ranks[key] = rank
+            self.ranks.set(key, rank)
 
     # -- truth
 

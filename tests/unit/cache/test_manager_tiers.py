@@ -136,6 +136,9 @@ def test_pinned_blocks_leave_after_all_others_whatever_their_age() -> None:
         def rank(self, key: BlockHash, tier: Tier) -> int:
             return 2 if key in pinned and tier is Tier.DEVICE else 0
 
+        def take_fallen(self) -> tuple[BlockHash, ...]:
+            return ()
+
     world = World(device_blocks=4, retention=Pins())
     world.turn(T(8))
     for token in range(1, 6):
@@ -149,11 +152,12 @@ def test_some_blocks_are_kept_clean_ahead_and_then_it_rests() -> None:
     world = World(device_blocks=16, host_blocks=8, clean_ahead=2)
     for token in range(1, 5):
         world.turn([token] * 16)
-    assert ways(world.make_room()) == [(*DOWN, 2)]
+    # Twice what a turn takes, but no more than half of the host.
+    assert ways(world.make_room()) == [(*DOWN, 4)]
     assert world.make_room() == []
-    run = running(world, [9] * 9)
-    assert world.stage(run, 8)
-    assert not world.stage(run, 9)
+    run = running(world, [9] * 17)
+    assert world.stage(run, 16)
+    assert not world.stage(run, 17)
 
 
 def test_moves_in_flight_are_bounded() -> None:
@@ -250,6 +254,9 @@ class PinnedTail:
 
     def rank(self, key: BlockHash, tier: Tier) -> int:
         return 2 if key == self.key else 0
+
+    def take_fallen(self) -> tuple[BlockHash, ...]:
+        return ()
 
 
 def test_a_tail_that_would_be_copied_is_left_when_blocks_before_it_are_fetched() -> None:

@@ -131,7 +131,7 @@ def test_memory_is_reported_with_waste_and_against_reserving_the_maximum():
         IDLE,
         running_bytes=250,
         preallocated_bytes=1000,
-        tiers={**IDLE.tiers, Tier.DEVICE: TierGauge(400, 800, 3, 100, 7)},
+        tiers={**IDLE.tiers, Tier.DEVICE: TierGauge(400, 800, 3, 100, 7, 2, 5, 1)},
     )
     kv = Metrics().snapshot(1.0, gauges)["kv"]
     assert kv["device"] == {
@@ -142,6 +142,9 @@ def test_memory_is_reported_with_waste_and_against_reserving_the_maximum():
         "wasted_bytes": 100,
         "waste_rate": 0.25,
         "evictions": 7,
+        "evictions_waited": 2,
+        "clean_blocks": 5,
+        "dirty_blocks": 1,
     }
     assert (kv["running_bytes"], kv["preallocated_bytes"], kv["saved_rate"]) == (250, 1000, 0.75)
 

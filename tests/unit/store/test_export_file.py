@@ -99,6 +99,7 @@ def test_records_that_were_swapped_dropped_or_doubled_are_refused() -> None:
     [
         [node(2, 1)],
         [node(1), node(1)],
+        [node(1), PortableSession("a", 1, "keep", 0.0, 0.0), node(1)],
         [node(1)],
         [node(1), node(2, 1), PortableSession("a", 1, "keep", 0.0, 0.0)],
         [PortableSession("a", 1, "keep", 0.0, 0.0)],

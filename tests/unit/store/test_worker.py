@@ -149,21 +149,65 @@ def test_a_block_goes_to_disk_and_comes_back(directory: StoreDirectory) -> None:
 
 
 def test_lookups_and_reads_pass_a_spill(directory: StoreDirectory) -> None:
-    bench = Bench(directory, "before_index_commit")
-    bench.write(1, *(block(ROOT, [i] * 4) for i in range(20)))  # three pieces of 8 MiB
-    assert bench.gates.reached["before_index_commit"].wait(30)
-    bench.write(2, block(ROOT, [99] * 4))
-    moves = (BlockMove(block(ROOT, [1] * 4), 7, 0),)
-    bench.worker.transfer(Transfer(3, Tier.DISK, Tier.HOST, moves), [memoryview(bytearray(MIB))])
-    bench.worker.lookup(4, query([0] * 4))
-    bench.gates.open("before_index_commit")
+    bench = Bench(directory, "disk_put_half", slots=100)
+    there = block(ROOT, [99] * 4)
+    bench.write(1, *(block(ROOT, [i] * 4) for i in range(70)))  # two pieces
+    assert bench.gates.reached["disk_put_half"].wait(30)
+    bench.write(2, there)
+    # Both are answered while the spill is held.
+    bench.worker.lookup(3, query([0] * 4))
     answer = bench.next()
     assert isinstance(answer, LookedUp)
     assert answer.receipt is not None
-    assert len(answer.receipt.blocks) == 1
-    assert bench.outcomes() == (3, (MISSING,))  # that slot holds another block
-    assert bench.outcomes() == (1, (OK,) * 20)
+    assert answer.receipt.blocks == ()  # not there before its commit
+    moves = (BlockMove(there, 7, 0),)
+    bench.worker.transfer(Transfer(4, Tier.DISK, Tier.HOST, moves), [memoryview(bytearray(MIB))])
+    assert bench.outcomes() == (4, (MISSING,))  # that slot holds another block
+    bench.gates.open("disk_put_half")
+    assert bench.outcomes() == (1, (OK,) * 70)
     assert bench.outcomes() == (2, (OK,))
+
+
+def test_transfers_of_one_direction_are_answered_in_order(directory: StoreDirectory) -> None:
+    bench = Bench(directory)
+    records = [block(ROOT, [i] * 4) for i in range(40)]
+    bench.write(1, *records)
+    assert bench.outcomes() == (1, (OK,) * 40)
+    found = []
+    for ticket, record in enumerate(records):
+        bench.worker.lookup(ticket, query(list(record.token_ids)))
+        answer = bench.next()
+        assert isinstance(answer, LookedUp)
+        assert answer.receipt is not None
+        found += answer.receipt.blocks
+    targets = [memoryview(bytearray(MIB)) for _ in found]
+    parts = [slice(0, 21), slice(21, 21), slice(21, 22), slice(22, 40)]
+    for number, part in enumerate(parts):
+        moves = tuple(BlockMove(f.record, f.slot, 0) for f in found[part])
+        bench.worker.transfer(Transfer(number, Tier.DISK, Tier.HOST, moves), targets[part])
+    assert [bench.outcomes() for _ in parts] == [
+        (number, (OK,) * (part.stop - part.start)) for number, part in enumerate(parts)
+    ]
+    assert [bytes(t) for t in targets] == [bytes(payload(r, MIB)) for r in records]
+    bench.worker.close(5)
+
+
+def test_a_deleted_block_does_not_come_back_with_a_write_before_it(
+    directory: StoreDirectory,
+) -> None:
+    bench = Bench(directory, "disk_put_half")
+    record = block(ROOT, [1] * 4)
+    bench.write(1, record)
+    assert bench.gates.reached["disk_put_half"].wait(30)
+    bench.worker.delete([record.key])
+    bench.write(2, block(ROOT, [2] * 4))
+    bench.gates.open("disk_put_half")
+    assert [bench.outcomes(), bench.outcomes()] == [(1, (OK,)), (2, (OK,))]
+    bench.worker.lookup(3, query([1] * 4))
+    answer = bench.next()
+    assert isinstance(answer, LookedUp)
+    assert answer.receipt is not None
+    assert answer.receipt.blocks == ()
     bench.worker.close(5)
 
 

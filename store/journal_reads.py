@@ -1,0 +1,139 @@
+"""Questions to the journal, each answered from one read transaction without reading the rest.
+
+A chain is read from its head up to its root, every record checked; one that is damaged makes its
+session one that cannot be opened. Must not know who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import lmdb
+
+from sessionkv.store.journal_records import (
+    name_key,
+    name_of,
+    order_key,
+    stamp_of,
+    tenant_part,
+)
+from sessionkv.store.journal_tables import UNNAMED_PREFIX, Tables
+from sessionkv.store.questions import Due, FindDue
+from sessionkv.types import (
+    HeadRecord,
+    JournalSummary,
+    KeyRecord,
+    SessionRow,
+    StoredNode,
+    StoredSession,
+)
+
+_UNKNOWN_COUNT = 2**31
+"""Stands for a count that cannot be read: what may be needed is never freed."""
+
+
+def summary(txn: lmdb.Transaction, tables: Tables) -> JournalSummary:
+    """Counts and pinned heads. O(pinned heads)."""
+    num_unnamed = int(txn.stat(tables.unnamed)["entries"])
+    pinned = (tables.head(txn, bytes(key)) for key, _ in txn.cursor(tables.pins))
+    return JournalSummary(
+        num_named=max(0, int(txn.stat(tables.heads)["entries"]) - num_unnamed),
+        num_unnamed=num_unnamed,
+        next_node_id=tables.next_node_id(txn),
+        pinned=tuple((head.tenant, head.name) for head in pinned if head is not None),
+    )
+
+
+def find_session(
+    txn: lmdb.Transaction, tables: Tables, tenant: str, name: str
+) -> StoredSession | None:
+    """A session with its whole chain, None where there is none. O(turns), about 10 us each."""
+    key = name_key(tenant, name)
+    head = tables.head(txn, key)
+    if head is None:
+        if txn.get(key, db=tables.heads) is None:
+            return None
+        nobody = HeadRecord(tenant, name, 0, "", None, 0, "", 0.0, 0.0)
+        return StoredSession(nobody, (), "its head")
+    chain: list[StoredNode] = []
+    node_id: int | None = head.node_id
+    while node_id is not None:
+        record = tables.node(txn, node_id)
+        if record is None or (record.parent_id or 0) >= node_id:
+            return StoredSession(head, (), f"turn n-{node_id}")
+        place = tables.place(txn, node_id)
+        heads = _UNKNOWN_COUNT if place is None else place.heads
+        children = _UNKNOWN_COUNT if place is None else place.children
+        chain.append(StoredNode(record, heads, children))
+        node_id = record.parent_id
+    return StoredSession(head, tuple(reversed(chain)))
+
+
+def find_key(txn: lmdb.Transaction, tables: Tables, tenant: str, key: str) -> KeyRecord | None:
+    """What is kept under an idempotency key."""
+    return tables.read(txn, tables.keys, name_key(tenant, key), KeyRecord)
+
+
+def list_sessions(
+    txn: lmdb.Transaction,
+    tables: Tables,
+    tenant: str,
+    *,
+    prefix: str,
+    after: str | None,
+    limit: int,
+) -> tuple[tuple[SessionRow, ...], str | None]:
+    """Sessions of a tenant by name, and the ``after`` of the next page (None at the end).
+
+    Unnamed ones only where ``prefix`` begins with ``~``. O(log sessions + limit), but for names
+    that agree in their first 400 bytes, which are read together.
+    """
+    found: list[SessionRow] = []
+    for head in _heads_from(txn, tables, tenant, prefix, after):
+        if len(found) == limit:
+            return tuple(found), found[-1].head.name
+        place = tables.place(txn, head.node_id)
+        if place is None:
+            found.append(SessionRow(head, "", 0, 0))
+        else:
+            found.append(SessionRow(head, place.kind, place.num_turns, place.num_tokens))
+    return tuple(found), None
+
+
+def find_due(txn: lmdb.Transaction, tables: Tables, asked: FindDue) -> Due:
+    """Unnamed heads and idempotency keys that have run out or are too many. O(heads found)."""
+    excess = int(txn.stat(tables.unnamed)["entries"]) - asked.keep_unnamed
+    heads = []
+    rows = txn.cursor(tables.unnamed).iternext(values=False)
+    for number, row in enumerate(islice(rows, asked.limit)):
+        if number >= excess and stamp_of(bytes(row)) > asked.unnamed_until_s:
+            break
+        head = tables.head(txn, name_of(bytes(row)))
+        if head is not None:
+            heads.append((head.tenant, head.name))
+    too_many_keys = int(txn.stat(tables.ages)["entries"]) > asked.keep_keys
+    oldest = txn.cursor(tables.ages)
+    ended = oldest.first() and stamp_of(bytes(oldest.key())) <= asked.keys_until_s
+    return Due(tuple(heads), too_many_keys or bool(ended))
+
+
+def _heads_from(
+    txn: lmdb.Transaction, tables: Tables, tenant: str, prefix: str, after: str | None
+) -> Iterator[HeadRecord]:
+    """A tenant's heads in order of their names: those with the prefix, after a name."""
+    start = prefix if after is None else max(prefix, after)
+    cursor = txn.cursor(tables.names)
+    first = order_key(tenant, start, unnamed=prefix.startswith(UNNAMED_PREFIX))
+    more = cursor.set_range(first)
+    while more and tenant_part(bytes(cursor.key())) == tenant_part(first):
+        group = [tables.head(txn, bytes(key)) for key in cursor.iternext_dup()]
+        heads = [head for head in group if head is not None]
+        for head in sorted(heads, key=lambda head: head.name):
+            if after is not None and head.name <= after:
+                continue
+            if head.name.startswith(prefix):
+                yield head
+            elif head.name > prefix:
+                return
+        more = cursor.next_nodup()
