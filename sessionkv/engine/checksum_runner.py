@@ -252,7 +252,7 @@ class ChecksumRunner:
         return StepOutput(plan.step_id, sampled, failed)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Ends, freed and new blocks, copies and starts, in this order."""
+        """Ends, freed blocks, copies, new blocks and starts, in this order."""
         for seq_id in plan.ends:
             ended = self._running.pop(seq_id, None)
             if ended is None:
@@ -260,16 +260,16 @@ class ChecksumRunner:
             self._hold(ended.table, -1)
         for block_id in plan.freed_block_ids:
             self._fresh(block_id)
-        for step in plan.steps:
-            # Before the starts: one that comes later in the plan may read what the step writes.
-            for block_id in step.new_block_ids:
-                self._fresh(block_id)
         cell = CELL_BYTES
         for copy in plan.copies:
             src, dst = self.block_view(copy.src), self.block_view(copy.dst)
             self._fresh(copy.dst)
             dst[: copy.num_tokens * cell] = src[: copy.num_tokens * cell]
             self._fill[copy.dst] = copy.num_tokens
+        for step in plan.steps:
+            # Before the starts: one that comes later in the plan may read what the step writes.
+            for block_id in step.new_block_ids:
+                self._fresh(block_id)
         for start in plan.starts:
             if start.seq_id in self._running:
                 raise PlanError(f"sequence {start.seq_id} starts but is running")

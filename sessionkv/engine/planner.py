@@ -20,8 +20,8 @@ from sessionkv.types import Meeting, Tier
 PROBE_BLOCKS = 8
 """Loaded of a tier that has not been measured, before anything else is decided."""
 AHEAD_S = 0.1
-"""Loads are claimed for so long ahead at least, and later than that they lag; a waiting engine looks
-again about as often."""
+"""Loads are claimed for so long ahead at least, and later than that they lag. A waiting engine
+looks again about as often."""
 SLACK = 1.5
 """Loads are claimed for a step that takes this times what is foreseen: they should not run dry."""
 _IDLE = Lane()
