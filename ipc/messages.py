@@ -67,13 +67,17 @@ class Bye(Request):
 
 @dataclass(frozen=True, slots=True)
 class Open(Request):
-    """Create or resume a session. Reply: :class:`Result` with a session-info map."""
+    """Create or resume a session. Reply: :class:`Result` with a session-info map.
+
+    ``budget_bytes`` is the most KV that is retained of the session, from its start on.
+    """
 
     TYPE: ClassVar[str] = "open"
     session: str = ""
     system: str | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     history: str | None = None
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,6 +346,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "system": _text,
         "tools": _tools,
         "history": _one_of("keep", "follow"),
+        "budget_bytes": _integer(0, bounds.MAX_ID),
     },
     m.Turn: {
         "session": _session_name,

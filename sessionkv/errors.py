@@ -30,6 +30,7 @@ SessionKVError
 ├── StoreError
 │   ├── StoreInUse                store_in_use: directory and pid
 │   ├── StoreUnavailable          store_unavailable
+│   ├── SessionDamaged            session_damaged: a turn of it cannot be read from disk
 │   └── ExportDamaged             export_damaged: not a whole export file; offset
 ├── ModelError
 │   ├── ModelNotFound             model_not_found
@@ -295,6 +296,12 @@ class StoreUnavailable(StoreError):
     """The store cannot be read or written."""
 
     code = "store_unavailable"
+
+
+class SessionDamaged(StoreError):
+    """A turn of the session is damaged on disk; the session can only be deleted."""
+
+    code = "session_damaged"
 
 
 class ExportDamaged(StoreError):

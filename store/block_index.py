@@ -37,7 +37,7 @@ import msgpack
 import xxhash
 
 from sessionkv.store.directory import disk_bytes
-from sessionkv.store.environment import begin_read, open_environment, write
+from sessionkv.store.environment import DAMAGE, begin_read, open_environment, write
 from sessionkv.store.slot_map import SlotMap
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ _MAX_RANK = 126
 # Rank and height share 32 bits.
 _HEIGHT_BITS = 24
 _SEAL_BYTES = 8
+_DISTRUSTED = "damaged"
 # Most children of one block that are looked at, for a partial match or for the order.
 MAX_CHILDREN = 1024
 
@@ -86,13 +87,17 @@ class BlockIndex:
         self._path = path
         self._full_bytes = 4 * block_size
         self._env, self.quarantined = open_environment(path, max_dbs=5)
-        self._meta = self._env.open_db(b"meta")
-        self._entries = self._env.open_db(b"entries")
-        self._children = self._env.open_db(b"children", dupsort=True, dupfixed=True)
-        self._order = self._env.open_db(b"order")
-        self.slots = SlotMap(self._env)
-        with self.reading() as txn:
-            self._stamp = self._newest_stamp(txn)
+        try:
+            self._meta = self._env.open_db(b"meta")
+            self._entries = self._env.open_db(b"entries")
+            self._children = self._env.open_db(b"children", dupsort=True, dupfixed=True)
+            self._order = self._env.open_db(b"order")
+            self.slots = SlotMap(self._env)
+            with self.reading() as txn:
+                self._stamp = self._newest_stamp(txn)
+        except BaseException:
+            self._env.close()
+            raise
 
     def reading(self) -> lmdb.Transaction:
         """A read transaction, to be used as a context and ended before anything waits."""
@@ -315,16 +320,39 @@ def open_index(folder: Path, layout: dict[str, int], *, cap_bytes: int) -> Block
         StoreUnavailable: It cannot be opened.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    is_new = not any(folder.iterdir())
+    if any(folder.iterdir()):
+        index = _kept_index(folder, layout, cap_bytes)
+        if index is not None:
+            return index
+        _log.warning("the blocks in %s cannot be kept; starting empty", folder)
+        shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
     index = BlockIndex(folder / "index", layout["block_size"])
-    if not is_new:
+    index.set_layout(layout)
+    return index
+
+
+def distrust(folder: Path) -> None:
+    """Have the index in ``folder`` start anew when it is opened the next time."""
+    (folder / _DISTRUSTED).touch(0o600)
+
+
+def _kept_index(folder: Path, layout: dict[str, int], cap_bytes: int) -> BlockIndex | None:
+    """The index that is there, None when it cannot be gone on with."""
+    if (folder / _DISTRUSTED).exists():
+        return None
+    index = None
+    try:
+        index = BlockIndex(folder / "index", layout["block_size"])
         is_sound = index.layout() == layout and index.end_slot() is not None
         if is_sound and index.used_bytes() <= cap_bytes // 2:
             return index
-        _log.warning("the blocks in %s cannot be kept; starting empty", folder)
+    except DAMAGE as error:
+        _log.warning("the index in %s is damaged: %s", folder, error)
+    except BaseException:
+        if index is not None:
+            index.close()
+        raise
+    if index is not None:
         index.close()
-        shutil.rmtree(folder)
-        folder.mkdir(mode=0o700)
-        index = BlockIndex(folder / "index", layout["block_size"])
-    index.set_layout(layout)
-    return index
+    return None

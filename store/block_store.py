@@ -18,17 +18,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count, islice
 
 import lmdb
 
-from sessionkv.errors import StoreError
-from sessionkv.store.block_index import Entry, open_index
+from sessionkv.errors import StoreError, StoreUnavailable
+from sessionkv.store.block_index import Entry, distrust, open_index
 from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
 from sessionkv.store.directory import StoreDirectory
-from sessionkv.store.environment import opening
+from sessionkv.store.environment import DAMAGE, opening
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.payload_jobs import PayloadFiles, ReadJob, RecordAndView, WriteJob
 from sessionkv.store.record import RecordLayout, shared_tokens
@@ -91,7 +92,8 @@ class BlockStore:
             clock: Monotonic seconds.
 
         Raises:
-            StoreUnavailable: It cannot be opened, or a new one not be made.
+            StoreUnavailable: It cannot be opened, a new one not be made, or the cap has no room for
+                a single record.
         """
         directory.check_process()
         self._directory = directory
@@ -106,28 +108,35 @@ class BlockStore:
         self._off_reason = ""
         self._retry_at_s = 0.0
         folder = directory.blocks_path / identity.hex()
-        layout = {
-            "version": LAYOUT_VERSION,
-            "payload_bytes": geometry.block_bytes,
-            "slot_bytes": self._layout.slot_bytes,
-            "block_size": geometry.block_size,
-        }
+        layout = layout_of(geometry)
+        self._folder = folder
         with opening(folder):
-            self._index = open_index(folder, layout, cap_bytes=cap_bytes)
-            self._segments = SegmentFiles(folder, self._layout.slot_bytes)
-            self._files = PayloadFiles(self._layout, self._segments, gates)
+            try:
+                self._open(layout, cap_bytes)
+            except DAMAGE:
+                distrust(folder)
+                self._open(layout, cap_bytes)
+        self._trim()
+        if not self._space.fits_one():
+            self.close()
+            raise StoreUnavailable(f"the cap of {cap_bytes} bytes has no room for a record")
+
+    def _open(self, layout: dict[str, int], cap_bytes: int) -> None:
+        self._index = open_index(self._folder, layout, cap_bytes=cap_bytes)
+        try:
+            self._segments = SegmentFiles(self._folder, self._layout.slot_bytes)
+            self._files = PayloadFiles(self._layout, self._segments, self._gates)
             self._space = Space(
-                folder,
+                self._folder,
                 self._index,
                 self._segments,
                 slot_bytes=self._layout.slot_bytes,
                 cap_bytes=cap_bytes,
-                rank_of=rank_of,
+                rank_of=self._rank_of,
             )
-        self._trim()
-        if not self._space.fits_one():
-            self._off_reason = f"the cap of {cap_bytes} bytes has no room for a record"
-            self._retry_at_s = float("inf")
+        except BaseException:
+            self._index.close()
+            raise
 
     @property
     def enabled(self) -> bool:
@@ -144,17 +153,22 @@ class BlockStore:
         asked = pack_tokens(query.token_ids)
         blocks: list[DiskBlock] = []
         parent, length = query.parent, 0
-        with self._index.reading() as txn:
-            for number, key in enumerate(query.keys):
-                span = slice(size * number, size * (number + 1))
-                tokens = asked[4 * span.start : 4 * span.stop]
-                slot = self._index.slot_of(txn, key, parent, tokens)
-                if slot is not None:
-                    blocks.append(DiskBlock(BlockRecord(key, parent, query.token_ids[span]), slot))
-                elif key not in query.in_memory:
-                    break
-                parent, length = key, number + 1
-            tail = self._best_child(txn, parent, asked[4 * size * length :])
+        tail = None
+        try:
+            with self._index.reading() as txn:
+                for number, key in enumerate(query.keys):
+                    span = slice(size * number, size * (number + 1))
+                    tokens = asked[4 * span.start : 4 * span.stop]
+                    slot = self._index.slot_of(txn, key, parent, tokens)
+                    if slot is not None:
+                        record = BlockRecord(key, parent, query.token_ids[span])
+                        blocks.append(DiskBlock(record, slot))
+                    elif key not in query.in_memory:
+                        break
+                    parent, length = key, number + 1
+                tail = self._best_child(txn, parent, asked[4 * size * length :])
+        except lmdb.Error as error:
+            self._turn_off(error)  # what was found before is as good as ever
         found = [*blocks, tail] if tail else blocks
         receipt = DiskReceipt(next(self._receipt_ids), tuple(blocks), tail)
         self._receipts[receipt.receipt_id] = [block.slot for block in found]
@@ -262,12 +276,19 @@ class BlockStore:
         self._trim()
         return job.outcomes()
 
-    def delete(self, keys: Sequence[BlockHash]) -> None:
-        """Forget blocks; unknown ones are passed over. Leased slots are free when released."""
+    def delete(self, keys: Sequence[BlockHash], *, keep_continued: bool = False) -> None:
+        """Forget blocks; unknown ones are passed over. Leased slots are free when released.
+
+        Args:
+            keys: Of many, the end of a chain before its start.
+            keep_continued: One stays that a block continues which is not named: a session may stand
+                on it that the caller does not have in memory.
+        """
         self._directory.check_process()
+        work = self._remove_ends if keep_continued else self._remove_keys
         for start in range(0, len(keys), BATCH_RECORDS):
             batch = keys[start : start + BATCH_RECORDS]
-            self._remove(partial(self._remove_keys, keys=batch))
+            self._remove(partial(work, keys=batch))
 
     def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
         """The ranks of these blocks may be lower than when they were last asked for."""
@@ -284,14 +305,22 @@ class BlockStore:
         keys, self._space.evicted = self._space.evicted, []
         if not keys:
             return ()
-        with self._index.reading() as txn:
-            return tuple(BlockHash(key) for key in keys if self._index.get(txn, key) is None)
+        try:
+            with self._index.reading() as txn:
+                return tuple(BlockHash(key) for key in keys if self._index.get(txn, key) is None)
+        except lmdb.Error as error:
+            self._turn_off(error)
+            return tuple(map(BlockHash, keys))
 
     def stats(self) -> BlockStoreStats:
         """Figures; bytes as found on disk. About 0.3 ms."""
         self._directory.check_process()
-        with self._index.reading() as txn:
-            blocks = self._index.count(txn)
+        try:
+            with self._index.reading() as txn:
+                blocks = self._index.count(txn)
+        except lmdb.Error as error:
+            self._turn_off(error)
+            blocks = 0
         return BlockStoreStats(
             enabled=self.enabled,
             reason=self._off_reason,
@@ -303,6 +332,14 @@ class BlockStore:
             evicted_blocks=self._space.evictions,
             **asdict(self._counts),
         )
+
+    def make_room(self) -> bool:
+        """Give some disk space back for what matters more; False when there was none to give."""
+        try:
+            return self._space.reclaim()
+        except (OSError, lmdb.Error) as error:
+            self._turn_off(error)
+            return True  # space is given back before the index is written
 
     def settle(self) -> None:
         """Take noted uses into the order when there are many; for when there is nothing to do."""
@@ -408,10 +445,15 @@ class BlockStore:
             self._turn_off(error)
 
     def _turn_off(self, error: Exception) -> None:
+        """Write nothing for a while; over a damaged index, until the next open starts anew."""
         if not self._off_reason:
             _log.warning("the disk tier takes no blocks for now: %s", error)
         self._off_reason = str(error)
-        self._retry_at_s = self._clock() + _RETRY_S
+        self._retry_at_s = max(self._retry_at_s, self._clock() + _RETRY_S)
+        if isinstance(error, DAMAGE) and self._retry_at_s < float("inf"):
+            self._retry_at_s = float("inf")
+            with suppress(OSError):
+                distrust(self._folder)
 
     # -- removing --------------------------------------------------------------------------------
 
@@ -433,6 +475,20 @@ class BlockStore:
 
     def _remove_keys(self, txn: lmdb.Transaction, keys: Sequence[BlockHash]) -> list[Entry | None]:
         return [self._index.remove(txn, key) for key in keys]
+
+    def _remove_ends(self, txn: lmdb.Transaction, keys: Sequence[BlockHash]) -> list[Entry | None]:
+        """Remove those that nothing continues but others of ``keys``."""
+        going = set(keys)
+        found = True
+        while found:  # once more only where a chain was named from its start
+            found = False
+            for key in keys:
+                if key in going and any(
+                    child.key not in going for child in self._index.children(txn, key)
+                ):
+                    going.discard(key)
+                    found = True
+        return [self._index.remove(txn, key) for key in keys if key in going]
 
     def _remove(self, work: Callable[[lmdb.Transaction], list[Entry | None]]) -> list[bytes]:
         """Run a transaction that removes entries; the keys of those that were there."""
@@ -462,6 +518,16 @@ class BlockStore:
                 f"a block has {self._layout.payload_bytes} bytes, not {view.nbytes}",
                 bytes=view.nbytes,
             )
+
+
+def layout_of(geometry: KVGeometry) -> dict[str, int]:
+    """What the index says of how its block store is laid out."""
+    return {
+        "version": LAYOUT_VERSION,
+        "payload_bytes": geometry.block_bytes,
+        "slot_bytes": RecordLayout(b"", geometry).slot_bytes,
+        "block_size": geometry.block_size,
+    }
 
 
 def _disk_block(entry: Entry) -> DiskBlock:

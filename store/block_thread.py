@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from sessionkv.errors import StoreError
@@ -48,8 +49,8 @@ MAX_TRANSFERS = 4096
 _WRITE_PIECE_BYTES = 64 * 1024**2
 # Large enough to be worth handing over, small enough that all readers share a restore.
 _READ_PIECE_BYTES = 4 * 1024**2
-# More than cores on a small machine, for they mostly wait for the disk.
-_READERS = max(4, min(8, (os.cpu_count() or 1) // 2))
+# Two keep a disk busy; more are for what the system has in memory, at a memory copy's rate each.
+_READERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 _READ_PIECES = 2 * _READERS
 
 
@@ -136,6 +137,7 @@ class BlockThread:
         self._writing: deque[_Piece[WriteJob]] = deque()
         self._answered_s = {True: 0.0, False: 0.0}  # when reads and writes last were
         self._held: set[int] = set()
+        self._asked_for_room: deque[SimpleQueue[bool]] = deque()
         self._closing = False
         self._give_up_s = float("inf")
         self._readers = Threads("store-read", _READERS, self._wake)
@@ -195,6 +197,22 @@ class BlockThread:
                 self._writes.append(tuple(keys))
                 self._changed.notify()
 
+    def make_room(self, timeout_s: float) -> bool:
+        """Have blocks leave the disk so that there is room; whether some did in that time.
+
+        Called from another thread, which waits.
+        """
+        done: SimpleQueue[bool] = SimpleQueue()
+        with self._changed:
+            if self._closing:
+                return False
+            self._asked_for_room.append(done)
+            self._changed.notify()
+        try:
+            return done.get(timeout=timeout_s)
+        except Empty:
+            return False
+
     def close(self, deadline_s: float) -> int | None:
         """Go on until ``deadline_s`` (monotonic), then answer the rest as not done.
 
@@ -238,6 +256,8 @@ class BlockThread:
     def _next(self) -> Callable[[], None] | None:
         """What can be done now without waiting. Only this thread takes from the queues."""
         may_begin = time.monotonic() < self._give_up_s
+        if self._asked_for_room:
+            return self._give_room
         if self._lookups and may_begin:
             return self._answer
         if self._reading and self._reading[0].is_done:
@@ -271,6 +291,9 @@ class BlockThread:
             _log.warning("the figures of the disk tier are not to be had: %s", error)
 
     # -- doing it --------------------------------------------------------------------------------
+
+    def _give_room(self) -> None:
+        self._asked_for_room.popleft().put(self._blocks.make_room())
 
     def _answer(self) -> None:
         asked = self._lookups.popleft()
@@ -319,7 +342,7 @@ class BlockThread:
             if isinstance(work, _Fallen):
                 self._blocks.ranks_fell(work.keys)
             else:
-                self._blocks.delete(work)
+                self._blocks.delete(work, keep_continued=True)
             return
         moves, views = work.next_piece(_WRITE_PIECE_BYTES)
         piece: _Piece[WriteJob] = _Piece(work, len(moves))

@@ -31,6 +31,19 @@ _MAP_LIMIT_BYTES = 2**46
 _LOCK_HEADER_BYTES, _READER_BYTES = 192, 64
 _MAGIC = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
 
+DAMAGE = (
+    lmdb.BadTxnError,
+    lmdb.BadValsizeError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+"""What LMDB raises over a file whose structure is not what it wrote."""
+
 
 def open_environment(
     path: Path, *, max_dbs: int, map_bytes: int = 2**30, max_readers: int = 126

@@ -73,7 +73,8 @@ def name_key(tenant: str, name: str) -> bytes:
     sha256 of both strings in UTF-8, each after its length as u32 big-endian.
     """
     digest = hashlib.sha256()
-    for part in (tenant.encode(), name.encode()):
+    # A name to be looked for may be any text; stored ones have no lone surrogates.
+    for part in (tenant.encode(), name.encode("utf-8", "surrogatepass")):
         digest.update(struct.pack(">I", len(part)) + part)
     return digest.digest()
 
@@ -81,7 +82,6 @@ def name_key(tenant: str, name: str) -> bytes:
 def order_key(tenant: str, name: str, *, unnamed: bool) -> bytes:
     """Key in ``names``: a tenant's names in order, those that the tree made after the others."""
     tenant_part = hashlib.sha256(tenant.encode()).digest()[:_TENANT_BYTES]
-    # A prefix to be looked for may be any text; stored names have no lone surrogates.
     return tenant_part + bytes([unnamed]) + name.encode("utf-8", "surrogatepass")[:NAME_BYTES]
 
 

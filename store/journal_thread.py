@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sessionkv.errors import Overloaded, StoreError, StoreUnavailable
@@ -24,6 +24,7 @@ from sessionkv.store.answers import Answered, Answers, Committed
 from sessionkv.store.gates import Gates
 from sessionkv.store.journal import Journal, JournalFigures
 from sessionkv.store.questions import Question
+from sessionkv.store.space import is_full
 from sessionkv.types import JournalOp
 
 _log = logging.getLogger(__name__)
@@ -55,9 +56,19 @@ class JournalThread:
         figures: Of the journal after the latest group.
     """
 
-    def __init__(self, journal: Journal, inbox: Answers, gates: Gates) -> None:
-        """Prepare; nothing runs yet."""
+    def __init__(
+        self, journal: Journal, inbox: Answers, gates: Gates, make_room: Callable[[], bool]
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            journal: Owned from :meth:`start` on.
+            inbox: Takes the answers.
+            gates: Points where tests hold the thread.
+            make_room: Asked when the disk is full, may wait; whether a second try is worth it.
+        """
         self._journal = journal
+        self._make_room = make_room
         self._inbox = inbox
         self._gates = gates
         self._changed = threading.Condition()
@@ -209,7 +220,12 @@ class JournalThread:
 
     def _try(self, batches: list[Sequence[JournalOp]]) -> StoreError | None:
         try:
-            self._journal.commit(batches)
+            try:
+                self._journal.commit(batches)
+            except StoreUnavailable as error:
+                if not is_full(error.__cause__) or not self._make_room():
+                    raise
+                self._journal.commit(batches)
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001 the thread must live to answer the others

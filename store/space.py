@@ -26,7 +26,7 @@ from sessionkv.store.block_index import BlockIndex, Entry
 from sessionkv.store.directory import disk_bytes
 from sessionkv.store.segments import SegmentFiles
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Left free on the file system for the journal, whatever the cap: a cache must not stop turns.
 _RESERVE_BYTES, _RESERVE_PART = 64 * 1024**2, 20
 _EVICT_AT_ONCE = 1024
@@ -198,10 +198,15 @@ class Space:
             if not self._evict([_ANY_RANK] * count, release=True):
                 return  # the rest is leased
 
-    def reclaim(self) -> None:
-        """The disk is full: give back some space even if the index cannot grow by a page."""
-        if not self._drop_foreign() and not self.release_space():
-            self._evict([_ANY_RANK] * _RECLAIM_AT_ONCE, release=True)
+    def reclaim(self) -> bool:
+        """The disk is full: give back some space even if the index cannot grow by a page.
+
+        Returns:
+            Whether there was any to give.
+        """
+        if self._drop_foreign() or self.release_space():
+            return True
+        return bool(self._evict([_ANY_RANK] * _RECLAIM_AT_ONCE, release=True))
 
     def release_space(self) -> bool:
         """Give back the disk space of some unused slots; False when none has any.
@@ -301,7 +306,12 @@ class Space:
                 self._punch(entry.slot for entry in gone)
             return gone
 
-        self.write_notes()
+        try:
+            self.write_notes()
+        except lmdb.Error:
+            if not release:
+                raise
+            # On a full disk the order is a little older; what is given back makes room for it.
         gone = self._index.write(work)
         self.evictions += len(gone)
         self.evicted += [entry.key for entry in gone]
@@ -346,7 +356,7 @@ def _other_folders(folder: Path) -> list[tuple[Path, int]]:
     return [(path, disk_bytes(path)) for _, path in sorted(others)]
 
 
-def is_full(error: Exception) -> bool:
+def is_full(error: BaseException | None) -> bool:
     """Whether a failure may mean that the disk is full."""
     if isinstance(error, lmdb.Error):
         # LMDB answers a short write, as a full disk makes it, with EIO.

@@ -40,6 +40,10 @@ __all__ = [
 ]
 
 
+_ROOM_TIMEOUT_S = 5.0
+"""How long the journal waits for blocks to make room: they may be held up by the disk too."""
+
+
 @dataclass(frozen=True, slots=True)
 class CloseReport:
     """What :meth:`StoreWorker.close` had to leave undone.
@@ -76,8 +80,8 @@ class StoreWorker:
         """
         self._inbox = inbox
         self._journal_store = journal
-        self._journal = JournalThread(journal, inbox, gates)
         self._blocks = BlockThread(blocks, inbox, gates) if blocks is not None else None
+        self._journal = JournalThread(journal, inbox, gates, self._make_room)
         self._journal.start()
         if self._blocks is not None:
             self._blocks.start()
@@ -157,6 +161,10 @@ class StoreWorker:
     def journal_bytes(self) -> int:
         """Bytes of disk the journal takes."""
         return self._journal_store.used_bytes()
+
+    def _make_room(self) -> bool:
+        """Blocks are a cache: they go where the journal finds the disk full."""
+        return self._blocks is not None and self._blocks.make_room(_ROOM_TIMEOUT_S)
 
     def close(self, drain_s: float) -> CloseReport:
         """Finish what is queued within ``drain_s``, answer the rest as not done, close both.

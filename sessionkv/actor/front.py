@@ -184,7 +184,16 @@ class Front:
 
     def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
         system, tools, root = self._writer.root_blobs(request.system, request.tools)
-        return OpenSession(call_id, tenant, request.session, system, tools, root, request.history)
+        return OpenSession(
+            call_id,
+            tenant,
+            request.session,
+            system,
+            tools,
+            root,
+            request.history,
+            request.budget_bytes,
+        )
 
     def _cancel(self, connection: bytes, state: _Connection, request: wire.Cancel) -> None:
         turn_id = state.open_requests.get(request.request)

@@ -241,6 +241,7 @@ class Writer:
             finish_reason=reason,
             reply_blob=pack({"role": "assistant", "content": stream.text}),
             response_blob=pack_response(turn.answer) if turn.claim is not None else b"",
+            calls_tool=turn.kind == "chat" and self._text.calls_tool(stream.text),
         )
         return verdict, held
 

@@ -29,7 +29,11 @@ _Priorities = tuple[int, ...]
 
 
 class Retention:
-    """Owner and pin counts of block keys. One thread."""
+    """Owner and pin counts of block keys. One thread.
+
+    Attributes:
+        block_bytes: Bytes of one block's extent.
+    """
 
     def __init__(self, *, block_bytes: int, caps: Mapping[Tier, int]) -> None:
         """Start empty.
@@ -38,7 +42,7 @@ class Retention:
             block_bytes: Bytes of one block's extent.
             caps: Bytes each tier may hold; a tier that is missing holds 0.
         """
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._allowed = {tier: int(caps.get(tier, 0) * PIN_SHARE) for tier in Tier}
         self._owners: dict[BlockHash, int] = {}
         self._pins: dict[Tier, dict[BlockHash, _Priorities]] = {tier: {} for tier in Tier}
@@ -92,7 +96,7 @@ class Retention:
 
     def pinned_bytes(self, tier: Tier) -> int:
         """Bytes of everything pinned in ``tier``, each block once."""
-        return len(self._pins[tier]) * self._block_bytes
+        return len(self._pins[tier]) * self.block_bytes
 
     def check_pin(self, tier: Tier, keys: Iterable[BlockHash]) -> None:
         """See whether ``keys`` may be pinned in ``tier`` beside what is pinned there. O(keys).
@@ -101,7 +105,7 @@ class Retention:
             PinRefused: With the bytes needed and allowed.
         """
         pinned = self._pins[tier]
-        needed = (len(pinned) + sum(key not in pinned for key in set(keys))) * self._block_bytes
+        needed = (len(pinned) + sum(key not in pinned for key in set(keys))) * self.block_bytes
         allowed = self._allowed[tier]
         if needed > allowed:
             raise PinRefused(
@@ -125,6 +129,10 @@ class Retention:
         gone = _count_down(self._owners, keys)
         self._fallen.update(dict.fromkeys(gone))
         return gone
+
+    def forget(self, keys: Collection[BlockHash]) -> None:
+        """A node that owns ``keys`` leaves memory; for that they are wanted no less."""
+        _count_down(self._owners, keys)
 
     def pin(self, pin: Pin, keys: Collection[BlockHash]) -> None:
         """A first pin of this tier and priority reaches a node that owns ``keys``."""

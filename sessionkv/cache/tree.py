@@ -6,9 +6,14 @@ everything first and raises with nothing moved; then it changes memory and retur
 commits them before it acknowledges anything, and if that fails hands the change to
 :meth:`TurnTree.revert`, last change first.
 
-Kept here: loading the journal gives what is in memory; the keys a session retains are those its
-nodes own; ids ascend and are never used twice. Not known here: text, hashing, places of blocks,
-which turns are running (the caller's to guard), and the time, which is always an argument.
+In memory are the sessions in use alone: before an operation names one, the caller sees that the
+tree :meth:`~TurnTree.knows` it, or has it looked up (:meth:`~TurnTree.take_in`). Idempotency keys
+are never here.
+
+Kept here: a session taken in from the journal is as it was in memory; the keys a session retains
+are those its nodes own; ids ascend and are never used twice. Not known here: text, hashing, places
+of blocks, which turns are running (the caller's to guard), and the time, which is always an
+argument.
 """
 
 from __future__ import annotations
@@ -22,18 +27,10 @@ from sessionkv.cache.tree_heads import MAX_UNNAMED, TreeHeads, fresh_head
 from sessionkv.cache.tree_state import Transaction
 from sessionkv.cache.turns import Change, NewNode, Node, Opening
 from sessionkv.config import LimitsConfig
-from sessionkv.errors import (
-    IdempotencyConflict,
-    InvalidRequest,
-    SessionBusy,
-    SessionDiffers,
-    SessionExists,
-    StoreUnavailable,
-)
+from sessionkv.errors import InvalidRequest, SessionBusy, SessionDiffers
 from sessionkv.types import (
     BlockHash,
-    DeleteKey,
-    JournalState,
+    JournalSummary,
     KeyRecord,
     NodeRecord,
     PutHead,
@@ -44,9 +41,11 @@ from sessionkv.types.portable_tree import PortableTree
 
 __all__ = ["Change", "NewNode", "Opening", "TurnTree"]
 
+EMPTY_JOURNAL = JournalSummary(0, 0, 1, ())
+
 
 class TurnTree(TreeHeads):
-    """Sessions, turns and idempotency keys. One thread."""
+    """Sessions and turns. One thread."""
 
     def __init__(
         self,
@@ -54,42 +53,12 @@ class TurnTree(TreeHeads):
         retention: Retention,
         *,
         block_size: int,
+        journal: JournalSummary = EMPTY_JOURNAL,
         max_unnamed: int = MAX_UNNAMED,
     ) -> None:
-        """Start empty."""
-        super().__init__(limits, retention, max_unnamed=max_unnamed)
+        """Nothing of the journal is in memory; see :meth:`take_in`."""
+        super().__init__(limits, retention, journal, max_unnamed=max_unnamed)
         self._block_size = block_size
-        self._next_node_id = 1
-
-    @classmethod
-    def load(
-        cls,
-        journal: JournalState,
-        limits: LimitsConfig,
-        retention: Retention,
-        *,
-        block_size: int,
-        max_unnamed: int = MAX_UNNAMED,
-    ) -> TurnTree:
-        """Build the tree that the journal describes; hashes are unknown until attached. O(journal).
-
-        Raises:
-            StoreUnavailable: A node or head refers to a node that is not there.
-        """
-        tree = cls(limits, retention, block_size=block_size, max_unnamed=max_unnamed)
-        state = tree._state
-        try:
-            for node in journal.nodes:
-                state.load_node(node)
-            for head in sorted(journal.heads, key=lambda head: head.updated_s):
-                state.load_head(head)
-        except KeyError as error:
-            raise StoreUnavailable(f"the journal refers to node {error}, which it lacks") from None
-        for key in sorted(journal.keys, key=lambda key: key.created_s):
-            state.apply(PutKey(key), {}, [])
-        last_id = journal.nodes[-1].node_id if journal.nodes else 0
-        tree._next_node_id = max(journal.next_node_id, last_id + 1)
-        return tree
 
     def open(
         self, tenant: str, name: str, *, root: NewNode, opening: Opening, now: float
@@ -114,6 +83,7 @@ class TurnTree(TreeHeads):
                     field=differing,
                 )
             return self._change(Transaction(self._state), head)
+        self._check_free((tenant, name))
         self._check_new_name("session", name)
         root = replace(root, kind="root", sampling_blob=opening.to_blob())
         node = self._new_node(root, None, self.reserve_node_id(), tenant=tenant, now=now)
@@ -122,12 +92,6 @@ class TurnTree(TreeHeads):
         transaction.add_node(node)
         transaction.do(PutHead(head))
         return self._change(transaction, head, node_id=head.node_id)
-
-    def reserve_node_id(self) -> int:
-        """An id for a node to be added later; lost if it never is."""
-        node_id = self._next_node_id
-        self._next_node_id += 1
-        return node_id
 
     def append_turn(
         self,
@@ -161,7 +125,6 @@ class TurnTree(TreeHeads):
             SessionBusy: The head has moved since the turn began.
             NodeNotFound: ``parent_id`` is not on the head's path.
             TurnKind: A chat turn after raw ones, or the other way round.
-            IdempotencyConflict: The key is taken.
         """
         head = self.head(tenant, name)
         if head.node_id != base_id:
@@ -171,8 +134,6 @@ class TurnTree(TreeHeads):
         if new.kind not in ("chat", "raw"):
             raise InvalidRequest("kind", new.kind, "chat or raw")
         self.check_kind(parent.record.node_id, new.kind)
-        if key is not None:
-            self._check_key(key, now)
         if node_id is None:
             node_id = self.reserve_node_id()
         node = self._new_node(new, parent, node_id, tenant=tenant, now=now)
@@ -184,7 +145,7 @@ class TurnTree(TreeHeads):
         transaction.do(PutHead(moved))
         transaction.free_from(before)
         if key is not None:
-            self._add_key(transaction, key)
+            self._add_key(transaction, key, now)
         return self._change(transaction, moved, node_id=moved.node_id)
 
     def graft(self, tenant: str, tree: PortableTree) -> Change:
@@ -197,8 +158,7 @@ class TurnTree(TreeHeads):
         """
         for session in tree.sessions:
             check_name("name", session.name, self._limits.session_name_bytes)
-            if (tenant, session.name) in self._state.heads:
-                raise SessionExists(f"there is a session named {session.name!r}")
+            self._check_free((tenant, session.name))
             self._check_new_name("name", session.name, beside=len(tree.sessions) - 1)
         records, heads = tree.placed(tenant, self._next_node_id)
         self._next_node_id += len(records)
@@ -211,14 +171,9 @@ class TurnTree(TreeHeads):
         return self._change(transaction, None)
 
     def record_key(self, key: KeyRecord, *, now: float) -> Change:
-        """Keep the answer of a generation under its idempotency key.
-
-        Raises:
-            IdempotencyConflict: The key is taken.
-        """
-        self._check_key(key, now)
+        """Keep the answer of a generation under its idempotency key."""
         transaction = Transaction(self._state)
-        self._add_key(transaction, key)
+        self._add_key(transaction, key, now)
         return self._change(transaction, None)
 
     def attach_hashes(
@@ -273,7 +228,8 @@ class TurnTree(TreeHeads):
         )
         node = Node(record, parent, tenant)
         if new.hashes is not None:
-            node.hashes = tuple(new.hashes[start // self._block_size : full_blocks])
+            block_bytes = self.retention.block_bytes
+            node.take_hashes(new.hashes, block_size=self._block_size, block_bytes=block_bytes)
             node.tail, node.tail_known = new.tail_key, True
         return node
 
@@ -281,15 +237,7 @@ class TurnTree(TreeHeads):
         if len(hashes) < full_blocks:
             raise ValueError(f"{len(hashes)} hashes for a log of {full_blocks} full blocks")
 
-    def _check_key(self, key: KeyRecord, now: float) -> None:
-        if self.find_key(key.tenant, key.key, now=now) is not None:
-            raise IdempotencyConflict(f"the idempotency key {key.key!r} was used before")
-
-    def _add_key(self, transaction: Transaction, key: KeyRecord) -> None:
-        """Put the key in place of one that ran out, and the oldest out where there are too many."""
-        keys = self._state.keys
-        if (key.tenant, key.key) in keys:
-            transaction.do(DeleteKey(key.tenant, key.key))
-        while len(keys) >= self._limits.idempotency_keys:
-            transaction.do(DeleteKey(*next(iter(keys))))
-        transaction.do(PutKey(key))
+    def _add_key(self, transaction: Transaction, key: KeyRecord, now: float) -> None:
+        """Keys are the journal's alone: it replaces, forgets the oldest and looks them up."""
+        transaction.journal(PutKey(key))
+        transaction.journal(self._forget_keys(now))

@@ -5,32 +5,52 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice, takewhile
-from typing import TypeVar
 
 from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree_checks import check_name, check_pin, check_turns
+from sessionkv.cache.tree_memory import TreeMemory
 from sessionkv.cache.tree_state import Transaction, is_unnamed
-from sessionkv.cache.tree_view import TreeView, no_node
-from sessionkv.cache.turns import UNNAMED_PREFIX, Change, Node, format_node_id
+from sessionkv.cache.tree_view import no_node
+from sessionkv.cache.turns import UNNAMED_PREFIX, Change, HeadId, Node, format_node_id
 from sessionkv.config import LimitsConfig
-from sessionkv.errors import InvalidRequest, Overloaded, RewindBeyondRoot, SessionExists
-from sessionkv.types import DeleteHead, DeleteKey, HeadRecord, PutHead
+from sessionkv.errors import InvalidRequest, Overloaded, RewindBeyondRoot
+from sessionkv.types import (
+    DeleteHead,
+    DropSession,
+    ForgetKeys,
+    HeadRecord,
+    JournalSummary,
+    KeepIds,
+    PutHead,
+)
 
-_R = TypeVar("_R")
 MAX_UNNAMED = 100_000
 UNNAMED_TTL_S = 30 * 24 * 3600.0
 EXPIRE_BATCH = 1_000
-"""Heads and keys that one call of :meth:`TreeHeads.expire` handles: transactions stay small."""
+"""Heads that one call of :meth:`TreeHeads.expire` handles: transactions stay small."""
 
 
-class TreeHeads(TreeView):
-    """The part of :class:`~sessionkv.cache.tree.TurnTree` that adds no nodes. One thread."""
+class TreeHeads(TreeMemory):
+    """The part of :class:`~sessionkv.cache.tree.TurnTree` that adds no nodes. One thread.
 
-    def __init__(self, limits: LimitsConfig, retention: Retention, *, max_unnamed: int) -> None:
-        """Start empty."""
-        super().__init__(limits, retention)
-        self._max_unnamed = max_unnamed
+    Attributes:
+        max_unnamed: Unnamed heads past so many are due, the oldest first.
+    """
+
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        retention: Retention,
+        journal: JournalSummary,
+        *,
+        max_unnamed: int,
+    ) -> None:
+        """Nothing is in memory of this journal."""
+        super().__init__(
+            limits, retention, num_named=journal.num_named, num_unnamed=journal.num_unnamed
+        )
+        self.max_unnamed = max_unnamed
+        self._next_node_id = journal.next_node_id
         self._serials = 0
         self._last_serial = 0
 
@@ -48,6 +68,7 @@ class TreeHeads(TreeView):
 
         Raises:
             SessionNotFound, NodeNotFound, InvalidRequest, SessionExists, Overloaded: As named.
+            SessionDamaged: One of the two cannot be read.
         """
         head = self.head(tenant, source)
         node = self._state.nodes[head.node_id]
@@ -56,8 +77,7 @@ class TreeHeads(TreeView):
         if name is None:
             return self._branch(tenant, node, head.history, now)
         check_name("name", name, self._limits.session_name_bytes)
-        if (tenant, name) in self._state.heads:
-            raise SessionExists(f"there is a session named {name!r}")
+        self._check_free((tenant, name))
         self._check_new_name("name", name)
         transaction = Transaction(self._state)
         new = fresh_head(tenant, name, node, head.history, now)
@@ -65,10 +85,10 @@ class TreeHeads(TreeView):
         return self._change(transaction, new)
 
     def branch(self, tenant: str, node_id: int, *, now: float, history: str = "keep") -> Change:
-        """New unnamed head on any of the tenant's nodes; the oldest go where there are too many.
+        """New unnamed head on any of the tenant's nodes in memory.
 
         Raises:
-            NodeNotFound: The tenant has no such node.
+            NodeNotFound: The tenant has no such node there.
         """
         node = self._state.nodes.get(node_id)
         if node is None or node.tenant != tenant:
@@ -159,30 +179,49 @@ class TreeHeads(TreeView):
         Raises:
             SessionNotFound: There is no such session.
         """
-        head = self.head(tenant, name)
         transaction = Transaction(self._state)
-        self._delete_head(transaction, head)
+        if (tenant, name) in self._state.damaged:
+            transaction.do(DropSession(tenant, name))
+        else:
+            self._delete_head(transaction, self.head(tenant, name))
         return self._change(transaction, None)
 
-    def expire(self, now: float) -> Change | None:
-        """Let what ran out fall off: pins, unnamed heads, idempotency keys. None if nothing did.
+    def expire(self, now: float, unnamed: Iterable[HeadId] = ()) -> Change | None:
+        """Let what ran out fall off: pins, and of the unnamed heads those that are named.
 
-        O(what runs out); at most :data:`EXPIRE_BATCH` of each, the rest next time.
+        O(what runs out); at most :data:`EXPIRE_BATCH` pins, the rest next time. None if nothing
+        did.
+
+        Args:
+            now: Wall-clock seconds.
+            unnamed: Unnamed heads that the journal says are due; those that are not any more,
+                or are not in memory, stay.
         """
         transaction = Transaction(self._state)
         for head in self._take_ended_pins(now):
             transaction.do(PutHead(_unpinned(head)))
             path = self._state.nodes[head.node_id].up()
             self.retention.note_lapsed(key for node in path for key in node.keys)
-        for head in _leading(self._state.unnamed.values(), "updated_s", now - UNNAMED_TTL_S):
-            self._delete_head(transaction, head)
-        oldest = now - self._limits.idempotency_ttl_s
-        for key in _leading(self._state.keys.values(), "created_s", oldest):
-            transaction.do(DeleteKey(key.tenant, key.key))
+        for head_id in unnamed:
+            due = self._state.heads.get(head_id)
+            if head_id in self._state.damaged:
+                transaction.do(DropSession(*head_id))
+            elif due is not None and (
+                due.updated_s <= now - UNNAMED_TTL_S or self.num_unnamed > self.max_unnamed
+            ):
+                self._delete_head(transaction, due)
         return self._change(transaction, None) if transaction.ops else None
+
+    def forget_keys(self, now: float) -> Change:
+        """Have the journal forget idempotency keys that ran out."""
+        transaction = Transaction(self._state)
+        transaction.journal(self._forget_keys(now))
+        return self._change(transaction, None)
 
     def revert(self, change: Change) -> None:
         """Take back the last change that was not yet taken back, because its commit failed.
+
+        It is settled then.
 
         Raises:
             ValueError: It is not the last one.
@@ -192,7 +231,12 @@ class TreeHeads(TreeView):
         nodes = dict(change.nodes)
         for op in change.undo:
             self._state.apply(op, nodes, [])
+        self._note_heads(change)
+        for op in change.ops:
+            if isinstance(op, DropSession):  # the journal has it still, and is to be asked again
+                self._absent.pop((op.tenant, op.name), None)
         self._last_serial = change.previous
+        self.settle(change)
 
     def _on_path(self, node: Node, node_id: int) -> Node:
         """The ancestor of that id, ``node`` included."""
@@ -212,18 +256,24 @@ class TreeHeads(TreeView):
             )
 
     def _branch(self, tenant: str, node: Node, history: str, now: float) -> Change:
-        stem = name = UNNAMED_PREFIX + format_node_id(node.record.node_id)
-        count = 1
-        while (tenant, name) in self._state.heads:
-            count += 1
-            name = f"{stem}.{count}"
+        # A number that is never given again makes a name that nobody ever had.
+        number = self.reserve_node_id()
+        name = f"{UNNAMED_PREFIX}{format_node_id(node.record.node_id)}.{number}"
         head = fresh_head(tenant, name, node, history, now)
         transaction = Transaction(self._state)
-        # The new head first: it may keep nodes that the oldest would take along.
         transaction.do(PutHead(head))
-        while len(self._state.unnamed) > self._max_unnamed:
-            self._delete_head(transaction, next(iter(self._state.unnamed.values())))
+        transaction.journal(KeepIds(number + 1))
         return self._change(transaction, head)
+
+    def reserve_node_id(self) -> int:
+        """An id for a node to be added later; lost if it never is."""
+        node_id = self._next_node_id
+        self._next_node_id += 1
+        return node_id
+
+    def _forget_keys(self, now: float) -> ForgetKeys:
+        limits = self._limits
+        return ForgetKeys(now - limits.idempotency_ttl_s, int(limits.idempotency_keys))
 
     def _move(self, head: HeadRecord, target: Node, now: float) -> Change:
         before = self._state.nodes[head.node_id]
@@ -259,7 +309,7 @@ class TreeHeads(TreeView):
         previous = self._last_serial
         self._serials += 1
         self._last_serial = self._serials
-        return Change(
+        change = Change(
             ops=tuple(transaction.ops),
             head=head,
             node_id=node_id,
@@ -269,7 +319,11 @@ class TreeHeads(TreeView):
             previous=previous,
             undo=tuple(reversed(transaction.undo)),
             nodes=transaction.nodes,
+            touched=transaction.touched(),
+            heads=transaction.heads(),
         )
+        self._note_heads(change)
+        return self._hold(change)
 
 
 def fresh_head(tenant: str, name: str, node: Node, history: str, now: float) -> HeadRecord:
@@ -289,9 +343,3 @@ def fresh_head(tenant: str, name: str, node: Node, history: str, now: float) -> 
 
 def _unpinned(head: HeadRecord) -> HeadRecord:
     return replace(head, pin_tier="", pin_expires_s=None, pin_priority=0)
-
-
-def _leading(records: Iterable[_R], stamp: str, until_s: float) -> list[_R]:
-    """Records at the front of a queue that are not younger than ``until_s``, at most a batch."""
-    ended = takewhile(lambda record: getattr(record, stamp) <= until_s, records)
-    return list(islice(ended, EXPIRE_BATCH))

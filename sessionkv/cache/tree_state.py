@@ -1,36 +1,30 @@
 """What the journal's operations do in memory: one method for each, with its inverse.
 
-The same code loads a journal, makes a change and takes one back, so memory and journal cannot
-drift apart. Also keeps what is derived: reference counts, retention, names in order, and which
-heads and keys run out next. Checks nothing: the rules are the tree's.
+The same code takes a session in from the journal, makes a change and takes one back, so memory and
+journal cannot drift apart. Also keeps what is derived: reference counts, retention, and which pins
+run out next. Checks nothing: the rules are the tree's. What is in memory of the journal and what
+leaves again is ``tree_memory``'s.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import MutableMapping, Sequence
-from typing import TypeVar
 
 from sessionkv.cache.retention import Pin, Retention
 from sessionkv.cache.turns import UNNAMED_PREFIX, HeadId, Node
 from sessionkv.types import (
     BlockHash,
     DeleteHead,
-    DeleteKey,
     DeleteNode,
+    DropSession,
     HeadRecord,
     JournalOp,
-    KeyRecord,
-    NodeRecord,
     PutHead,
-    PutKey,
     PutNode,
     Tier,
 )
-
-_R = TypeVar("_R", HeadRecord, KeyRecord)
 
 
 def is_unnamed(name: str) -> bool:
@@ -39,29 +33,28 @@ def is_unnamed(name: str) -> bool:
 
 
 class TreeState:
-    """Nodes, heads and idempotency keys with everything derived from them. One thread.
+    """Nodes and heads that are in memory, with everything derived from them. One thread.
 
     Attributes:
-        nodes: By id.
-        heads: By tenant and name.
-        unnamed: Heads without a name of their own, least recently updated first.
-        keys: By tenant and key, oldest first.
+        nodes: By id; with a node all its ancestors.
+        heads: By tenant and name, the one used longest ago first.
+        damaged: Sessions known to have a turn that cannot be read, and what that is.
+        num_named: Heads in the whole journal that have a name of their own.
+        num_unnamed: Heads in the whole journal that the tree named.
+        num_bytes: About what ``nodes`` take.
         pin_ends: Heap of (end of pin, head); entries whose head has another end by now are stale.
     """
 
-    def __init__(self, retention: Retention) -> None:
-        """Start empty."""
+    def __init__(self, retention: Retention, *, num_named: int = 0, num_unnamed: int = 0) -> None:
+        """Nothing in memory of a journal with so many heads."""
         self.retention = retention
         self.nodes: dict[int, Node] = {}
-        self.heads: dict[HeadId, HeadRecord] = {}
-        self.unnamed: OrderedDict[HeadId, HeadRecord] = OrderedDict()
-        self.keys: OrderedDict[HeadId, KeyRecord] = OrderedDict()
+        self.heads: OrderedDict[HeadId, HeadRecord] = OrderedDict()
+        self.damaged: dict[HeadId, str] = {}
+        self.num_named = num_named
+        self.num_unnamed = num_unnamed
+        self.num_bytes = 0
         self.pin_ends: list[tuple[float, HeadId]] = []
-        self._names: dict[tuple[str, bool], list[str]] = {}
-
-    def names(self, tenant: str, *, unnamed: bool) -> Sequence[str]:
-        """Names of a tenant's heads in order; a view."""
-        return self._names.get((tenant, unnamed), ())
 
     def apply(
         self, op: JournalOp, nodes: MutableMapping[int, Node], freed: list[BlockHash]
@@ -69,7 +62,7 @@ class TreeState:
         """Do ``op``; return the operation that takes it back.
 
         Args:
-            op: What to do.
+            op: What to do; those on idempotency keys and ids are the journal's alone.
             nodes: Where a node that is put is found, and one that is deleted is left.
             freed: Keys that lost their last owner are added; a later step may own them again.
         """
@@ -82,33 +75,40 @@ class TreeState:
             return self._set_head((op.head.tenant, op.head.name), op.head, freed)
         if isinstance(op, DeleteHead):
             return self._set_head((op.tenant, op.name), None, freed)
-        if isinstance(op, PutKey):
-            return self._put_key(op.key)
-        if isinstance(op, DeleteKey):
-            return PutKey(self.keys.pop((op.tenant, op.key)))
-        raise TypeError(f"{op} is for the journal alone")
+        if isinstance(op, DropSession):
+            return self._drop_session(op)
+        raise TypeError(f"{op} changes nothing in memory")
 
-    def load_node(self, record: NodeRecord) -> None:
-        """Take in a node from the journal, parents first."""
-        parent = None if record.parent_id is None else self.nodes[record.parent_id]
-        self._put_node(Node(record, parent, tenant=""))
+    def keep_node(self, node: Node) -> None:
+        """A node is in memory."""
+        self.nodes[node.record.node_id] = node
+        self.num_bytes += node.num_bytes
+        if node.parent is not None:
+            node.parent.held += 1
 
-    def load_head(self, record: HeadRecord) -> None:
-        """Take in a head from the journal, after all nodes; tells the nodes whose they are."""
-        for node in self.nodes[record.node_id].up():
-            if node.tenant:
-                break
-            node.tenant = record.tenant
-        self._set_head((record.tenant, record.name), record, [])
+    def lose_node(self, node: Node) -> None:
+        """A node is in memory no longer; nor is anything below it."""
+        del self.nodes[node.record.node_id]
+        self.num_bytes -= node.num_bytes
+        if node.parent is not None:
+            node.parent.held -= 1
+
+    def keep_head(self, head: HeadRecord, node: Node) -> None:
+        """A head that the journal has is in memory, with its pin."""
+        head_id = head.tenant, head.name
+        node.held += 1
+        self._move_pins(None, None, node, pin_of(head))
+        self.heads[head_id] = head
+        self._watch_pin(head_id, head)
 
     def attach(self, node: Node, hashes: Sequence[BlockHash], block_size: int) -> None:
         """Give the node and those of its ancestors that lack it their part of the hashes."""
         for lacking in node.up():
             if lacking.hashes is not None:
                 break
-            own = tuple(hashes[lacking.start // block_size : lacking.end // block_size])
-            lacking.hashes = own
-            self.retention.own(own, lacking.pins)
+            block_bytes = self.retention.block_bytes
+            lacking.take_hashes(hashes, block_size=block_size, block_bytes=block_bytes)
+            self.retention.own(lacking.kept, lacking.pins)
 
     def attach_tail(self, node: Node, tail: BlockHash | None) -> None:
         """Give the node its tail key, in place of the one it had."""
@@ -119,18 +119,18 @@ class TreeState:
             self._own_tail(node)
 
     def _put_node(self, node: Node) -> JournalOp:
-        record = node.record
-        self.nodes[record.node_id] = node
+        self.keep_node(node)
         if node.parent is not None:
             node.parent.children += 1
-        self.retention.own(node.hashes or ())
-        return DeleteNode(record.node_id)
+        self.retention.own(node.kept)
+        return DeleteNode(node.record.node_id)
 
     def _delete_node(self, node: Node, freed: list[BlockHash]) -> JournalOp:
-        del self.nodes[node.record.node_id]
+        self.lose_node(node)
         if node.parent is not None:
             node.parent.children -= 1
-        freed += self.retention.disown(node.hashes or ())
+        freed += reversed(node.excess)  # owned by nobody on its account
+        freed += reversed(self.retention.disown(node.kept))
         return PutNode(node.record)
 
     def _set_head(
@@ -142,47 +142,53 @@ class TreeState:
         # The new place first: what both places own must not look freed in between.
         if after is not None and after is not before:
             after.heads += 1
+            after.held += 1
             if after.heads == 1:
                 self._own_tail(after)
-        self._move_pins(before, _pin(old), after, _pin(new))
+        self._move_pins(before, pin_of(old), after, pin_of(new))
         if before is not None and after is not before:
             if before.heads == 1:
                 self._disown_tail(before, freed)
             before.heads -= 1
+            before.held -= 1
         self._list_head(head_id, old, new)
         return PutHead(old) if old else DeleteHead(*head_id)
 
     def _list_head(self, head_id: HeadId, old: HeadRecord | None, new: HeadRecord | None) -> None:
-        tenant, name = head_id
-        unnamed = is_unnamed(name)
-        names = self._names.setdefault((tenant, unnamed), [])
         if new is None:
             del self.heads[head_id]
-            self.unnamed.pop(head_id, None)
-            del names[bisect_left(names, name)]
+            self._count(head_id, -1)
             return
         self.heads[head_id] = new
+        self.heads.move_to_end(head_id)
         if old is None:
-            insort(names, name)
-        if unnamed:
-            self.unnamed.pop(head_id, None)
-            _insert(self.unnamed, head_id, new, "updated_s")
-        if new.pin_expires_s is not None and (
-            old is None or old.pin_expires_s != new.pin_expires_s
-        ):
-            heapq.heappush(self.pin_ends, (new.pin_expires_s, head_id))
+            self._count(head_id, 1)
+        if old is None or old.pin_expires_s != new.pin_expires_s:
+            self._watch_pin(head_id, new)
 
-    def _put_key(self, record: KeyRecord) -> JournalOp:
-        _insert(self.keys, (record.tenant, record.key), record, "created_s")
-        return DeleteKey(record.tenant, record.key)
+    def _drop_session(self, op: DropSession) -> JournalOp:
+        """Its own inverse: the second time the journal has it again and is to be asked anew."""
+        head_id = op.tenant, op.name
+        self._count(head_id, 1 if self.damaged.pop(head_id, None) is None else -1)
+        return op
+
+    def _count(self, head_id: HeadId, change: int) -> None:
+        if is_unnamed(head_id[1]):
+            self.num_unnamed += change
+        else:
+            self.num_named += change
+
+    def _watch_pin(self, head_id: HeadId, head: HeadRecord) -> None:
+        if head.pin_expires_s is not None:
+            heapq.heappush(self.pin_ends, (head.pin_expires_s, head_id))
 
     def _own_tail(self, node: Node) -> None:
-        if node.tail is not None:
-            self.retention.own((node.tail,), node.pins)
+        self.retention.own(node.kept_tail, node.pins)
 
     def _disown_tail(self, node: Node, freed: list[BlockHash]) -> None:
-        if node.tail is not None:
-            freed += self.retention.disown((node.tail,), node.pins)
+        freed += self.retention.disown(node.kept_tail, node.pins)
+        if node.tail is not None and not node.keeps_tail:
+            freed.append(node.tail)
 
     def _move_pins(
         self, before: Node | None, old: Pin | None, after: Node | None, new: Pin | None
@@ -224,6 +230,10 @@ class Transaction:
         freed = self._blocks if isinstance(op, DeleteNode) else self._tails
         self.undo.append(self._state.apply(op, self.nodes, freed))
 
+    def journal(self, op: JournalOp) -> None:
+        """Add an operation that changes nothing in memory."""
+        self.ops.append(op)
+
     def add_node(self, node: Node) -> None:
         """Add a node with what is derived from it."""
         self.nodes[node.record.node_id] = node
@@ -247,8 +257,31 @@ class Transaction:
         keys = dict.fromkeys(self._tails + self._blocks if deletes else self._tails)
         return tuple(key for key in keys if not owners(key))
 
+    def heads(self) -> tuple[HeadId, ...]:
+        """Heads that were put or deleted, each once."""
+        found = dict.fromkeys(
+            (op.head.tenant, op.head.name) if isinstance(op, PutHead) else (op.tenant, op.name)
+            for op in self.ops
+            if isinstance(op, PutHead | DeleteHead | DropSession)
+        )
+        return tuple(found)
 
-def _pin(head: HeadRecord | None) -> Pin | None:
+    def touched(self) -> tuple[Node, ...]:
+        """Nodes that doing and undoing refer to, each once."""
+        found: dict[int, Node] = {}
+        for op in (*self.ops, *self.undo):
+            if isinstance(op, PutHead):
+                node_id = op.head.node_id
+                found[node_id] = self.nodes.get(node_id) or self._state.nodes[node_id]
+        for node in self.nodes.values():
+            found[node.record.node_id] = node
+            if node.parent is not None:
+                found[node.parent.record.node_id] = node.parent
+        return tuple(found.values())
+
+
+def pin_of(head: HeadRecord | None) -> Pin | None:
+    """Tier and priority of a head's pin, None where it has none."""
     return (Tier(head.pin_tier), head.pin_priority) if head and head.pin_tier else None
 
 
@@ -260,11 +293,3 @@ def _common(a: Node | None, b: Node | None) -> Node | None:
         else:
             b = b.parent
     return a if a is b else None
-
-
-def _insert(queue: OrderedDict[HeadId, _R], item_id: HeadId, record: _R, stamp: str) -> None:
-    """Add at the end; or at the front what is older than the last, which was taken from there."""
-    last = next(reversed(queue.values()), None)
-    queue[item_id] = record
-    if last is not None and getattr(record, stamp) < getattr(last, stamp):
-        queue.move_to_end(item_id, last=False)

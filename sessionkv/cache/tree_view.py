@@ -1,16 +1,18 @@
-"""Questions to the tree of turns; none of them changes anything."""
+"""Questions to the tree of turns; none of them changes anything.
+
+Answered from what is in memory: a session has to be there with all its turns.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from sessionkv.cache.retention import Retention
-from sessionkv.cache.tree_state import TreeState, is_unnamed
-from sessionkv.cache.turns import Node, SessionKeys, format_node_id
+from sessionkv.cache.tree_state import TreeState
+from sessionkv.cache.turns import HeadId, Node, SessionKeys, format_node_id
 from sessionkv.config import LimitsConfig
-from sessionkv.errors import NodeNotFound, SessionNotFound, TurnKind
-from sessionkv.types import BlockHash, HeadRecord, KeyRecord, NodeRecord, unpack_tokens
+from sessionkv.errors import NodeNotFound, SessionDamaged, SessionNotFound, TurnKind
+from sessionkv.types import BlockHash, HeadRecord, NodeRecord, unpack_tokens
 
 
 class TreeView:
@@ -20,47 +22,31 @@ class TreeView:
         retention: What the sessions still want of the cache; changed by the tree alone.
     """
 
-    def __init__(self, limits: LimitsConfig, retention: Retention) -> None:
-        """Look at an empty tree."""
+    def __init__(
+        self, limits: LimitsConfig, retention: Retention, *, num_named: int, num_unnamed: int
+    ) -> None:
+        """Look at nothing of a journal with so many heads."""
         self.retention = retention
         self._limits = limits
-        self._state = TreeState(retention)
+        self._state = TreeState(retention, num_named=num_named, num_unnamed=num_unnamed)
 
     def head(self, tenant: str, name: str) -> HeadRecord:
         """The session.
 
         Raises:
-            SessionNotFound: There is no such session.
+            SessionNotFound: There is no such session in memory.
+            SessionDamaged: It cannot be read.
         """
         head = self._state.heads.get((tenant, name))
-        if head is None:
-            raise SessionNotFound(f"there is no session named {name!r}")
-        return head
+        if head is not None:
+            return head
+        if (tenant, name) in self._state.damaged:
+            raise self._damaged((tenant, name))
+        raise SessionNotFound(f"there is no session named {name!r}")
 
-    def find_key(self, tenant: str, key: str, *, now: float) -> KeyRecord | None:
-        """What is kept under an idempotency key, if it has not run out."""
-        found = self._state.keys.get((tenant, key))
-        return found if found and found.created_s + self._limits.idempotency_ttl_s > now else None
-
-    def list_heads(
-        self, tenant: str, *, prefix: str = "", after: str | None = None, limit: int = 1000
-    ) -> tuple[list[HeadRecord], str | None]:
-        """The tenant's sessions by name, and the ``after`` of the next page (None at the end).
-
-        Unnamed ones only where ``prefix`` begins with ``~``. O(log sessions + limit).
-        """
-        names = self._state.names(tenant, unnamed=is_unnamed(prefix))
-        first = bisect_left(names, prefix)
-        if after is not None:
-            first = max(first, bisect_right(names, after))
-        found: list[HeadRecord] = []
-        for i in range(first, len(names)):
-            if not names[i].startswith(prefix):
-                break
-            if len(found) == limit:
-                return found, found[-1].name
-            found.append(self._state.heads[tenant, names[i]])
-        return found, None
+    def is_damaged(self, head_id: HeadId) -> bool:
+        """Whether the session is known to have a turn that cannot be read."""
+        return head_id in self._state.damaged
 
     def record(self, node_id: int) -> NodeRecord:
         """The node's record.
@@ -108,8 +94,19 @@ class TreeView:
             hashes += node.hashes or ()
         return hashes
 
+    def budget_of(self, node_id: int) -> int | None:
+        """Most bytes of KV that are retained of the node's session, None for no limit."""
+        return self._node(node_id).budget_bytes
+
+    def kept_hashes_of(self, node_id: int) -> list[BlockHash]:
+        """Of :meth:`hashes_of` those that are retained for the log. O(blocks)."""
+        hashes: list[BlockHash] = []
+        for node in self._path(node_id):
+            hashes += node.kept
+        return hashes
+
     def keys_of(self, node_id: int) -> tuple[BlockHash, ...]:
-        """Block keys the node owns."""
+        """Block keys the node owns: none past its session's budget."""
         return self._node(node_id).keys
 
     def session_keys(self, tenant: str, name: str) -> SessionKeys:
@@ -145,13 +142,27 @@ class TreeView:
 
     @property
     def num_sessions(self) -> int:
-        """Named heads of all tenants."""
-        return len(self._state.heads) - len(self._state.unnamed)
+        """Named heads of all tenants, those that are not in memory too."""
+        return self._state.num_named
 
     @property
     def num_nodes(self) -> int:
-        """Live nodes."""
+        """Turns and roots in memory."""
         return len(self._state.nodes)
+
+    @property
+    def num_unnamed(self) -> int:
+        """Heads that the tree named, those that are not in memory too."""
+        return self._state.num_unnamed
+
+    def _damaged(self, head_id: HeadId) -> SessionDamaged:
+        what = self._state.damaged[head_id]
+        return SessionDamaged(
+            f"the session {head_id[1]!r} cannot be read: {what} is damaged on disk; "
+            "it can only be deleted",
+            session=head_id[1],
+            damaged=what,
+        )
 
     def _node(self, node_id: int) -> Node:
         node = self._state.nodes.get(node_id)

@@ -18,6 +18,9 @@ HeadId = tuple[str, str]
 """Tenant and name of a session."""
 
 UNNAMED_PREFIX = "~"
+_HAS_BUDGET = 1 << 31
+NODE_BYTES = 1024
+"""About what a node takes in memory beside its tokens and blobs."""
 _NODE_ID = re.compile(r"n-([1-9][0-9]{0,17})", re.ASCII)
 
 
@@ -78,24 +81,46 @@ class Opening:
         system: Opaque bytes that stand for the system prompt; best a digest.
         tools: Opaque bytes that stand for the tools; best a digest.
         history: ``"keep"`` or ``"follow"``; ``"keep"`` when a new session does not say.
+        budget_bytes: Most KV that is retained of the session, from its start on; a fork inherits
+            it. A new session that does not say has no limit.
     """
 
     system: bytes | None = None
     tools: bytes | None = None
     history: str | None = None
+    budget_bytes: int | None = None
 
     def to_blob(self) -> bytes:
-        """System after its length (4 bytes), then tools; kept as the root's ``sampling_blob``."""
-        system = self.system or b""
-        return len(system).to_bytes(4, "little") + system + (self.tools or b"")
+        """Kept as the root's ``sampling_blob``.
+
+        4 bytes, little-endian: the length of the system's, and in the highest bit whether there is
+        a budget; the budget, 8 bytes; system; tools.
+        """
+        system, budget = self.system or b"", b""
+        length = len(system)
+        if self.budget_bytes is not None:
+            length |= _HAS_BUDGET
+            budget = self.budget_bytes.to_bytes(8, "little")
+        return length.to_bytes(4, "little") + budget + system + (self.tools or b"")
+
+    @classmethod
+    def of_blob(cls, blob: bytes) -> Opening:
+        """What :meth:`to_blob` kept; without history."""
+        length, start, budget = int.from_bytes(blob[:4], "little"), 4, None
+        if length & _HAS_BUDGET:
+            start, budget = 12, int.from_bytes(blob[4:12], "little")
+        end = start + length % _HAS_BUDGET
+        return cls(blob[start:end], blob[end:], budget_bytes=budget)
 
     def differs_from(self, blob: bytes, history: str) -> str | None:
         """Name of the first thing said here that is not as in ``blob`` and ``history``."""
-        end = 4 + int.from_bytes(blob[:4], "little")
-        if self.system is not None and self.system != blob[4:end]:
+        was = self.of_blob(blob)
+        if self.system not in (None, was.system):
             return "system"
-        if self.tools is not None and self.tools != blob[end:]:
+        if self.tools not in (None, was.tools):
             return "tools"
+        if self.budget_bytes not in (None, was.budget_bytes):
+            return "budget_bytes"
         return "history" if self.history not in (None, history) else None
 
 
@@ -107,17 +132,22 @@ class Node:
         end: Position after its last token.
         depth: Turns from the root to here; 0 for a root.
         tenant: Whose it is.
+        budget_bytes: Most KV that is retained of its session, None for no limit; the root's.
         hashes: Hashes of the full blocks that end within it, None until attached.
+        num_kept: How many of them are within the budget.
+        keeps_tail: Whether the block behind them is.
         tail: Partial key at its end, None when unknown or none.
         tail_known: Whether ``tail`` was ever given.
-        heads: Heads on it.
-        children: Nodes whose parent it is.
+        heads: Heads on it, those that are not in memory too.
+        children: Nodes whose parent it is, those that are not in memory too.
+        held: What keeps it in memory: heads on it and children of it that are there, and changes
+            on their way to the journal.
         pins: For each tier and priority, how many heads that are pinned so reach it.
     """
 
     __slots__ = (
-        "children", "depth", "end", "hashes", "heads", "parent", "pins", "record", "start", "tail",
-        "tail_known", "tenant",
+        "budget_bytes", "children", "depth", "end", "hashes", "heads", "held", "keeps_tail",
+        "num_kept", "parent", "pins", "record", "start", "tail", "tail_known", "tenant",
     )  # fmt: skip
 
     def __init__(self, record: NodeRecord, parent: Node | None, tenant: str) -> None:
@@ -128,21 +158,62 @@ class Node:
         self.start: int = 0 if parent is None else parent.end
         self.end: int = self.start + len(record.token_ids) // TOKEN_BYTES
         self.depth: int = 0 if parent is None else parent.depth + 1
+        self.budget_bytes: int | None
+        if parent is not None:
+            self.budget_bytes = parent.budget_bytes
+        else:
+            self.budget_bytes = Opening.of_blob(record.sampling_blob).budget_bytes
+        self.num_kept = 0
+        self.keeps_tail = True
         self.hashes: tuple[BlockHash, ...] | None = None
         self.tail: BlockHash | None = None
         self.tail_known = False
         self.heads = 0
         self.children = 0
+        self.held = 0
         self.pins: dict[Pin, int] = {}
 
     @property
     def keys(self) -> tuple[BlockHash, ...]:
         """Block keys it owns: its full blocks, and its tail while a head is on it.
 
-        Once a child continues the log, the child's blocks hold the tail's tokens too.
+        Those within the budget. Once a child continues the log, the child's blocks hold the tail's
+        tokens too.
         """
-        hashes = self.hashes or ()
-        return (*hashes, self.tail) if self.heads and self.tail is not None else hashes
+        return (*self.kept, *self.kept_tail) if self.heads else self.kept
+
+    @property
+    def kept(self) -> tuple[BlockHash, ...]:
+        """Its full blocks that are within the budget."""
+        return (self.hashes or ())[: self.num_kept]
+
+    @property
+    def kept_tail(self) -> tuple[BlockHash, ...]:
+        """Its tail, if it has one and that is within the budget."""
+        return () if self.tail is None or not self.keeps_tail else (self.tail,)
+
+    @property
+    def excess(self) -> tuple[BlockHash, ...]:
+        """Its full blocks that are not: nobody retains them for its sake."""
+        return (self.hashes or ())[self.num_kept :]
+
+    def take_hashes(
+        self, hashes: Sequence[BlockHash], *, block_size: int, block_bytes: int
+    ) -> None:
+        """Take its part of the log's hashes, from position 0; blocks count from the log's start."""
+        first, end = self.start // block_size, self.end // block_size
+        self.hashes = tuple(hashes[first:end])
+        budget = end + 1 if self.budget_bytes is None else self.budget_bytes // block_bytes
+        self.num_kept = max(0, min(budget, end) - first)
+        # The tail lies where KV ends, which may be in the last full block of the log.
+        self.keeps_tail = budget > (self.end - self.record.num_unwritten_tokens) // block_size
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory."""
+        record = self.record
+        blobs = (record.token_ids, record.incoming_blob, record.reply_blob, record.sampling_blob)
+        return NODE_BYTES + sum(map(len, blobs))
 
     def up(self) -> Iterator[Node]:
         """This node, its parent, and so on to the root."""
@@ -161,7 +232,8 @@ class Change:
         head: The head concerned as it now is; None when it was deleted or none is concerned.
         node_id: The node that was added, None if none was.
         freed_node_ids: Nodes that nothing reaches any more, children before parents.
-        freed_keys: Block keys to be dropped in every tier, at once or when their last lease ends.
+        freed_keys: Block keys to be dropped in every tier, at once or when their last lease ends;
+            the end of a chain before its start.
             Of a deleted head everything that no node owns any more, else only tails: full blocks
             that a rewind or an edit lets go stay as cold cache, so that the same turn asked again
             finds them, and are no longer retained.
@@ -169,6 +241,8 @@ class Change:
         previous: Serial of the change before.
         undo: Inverse of ``ops``, in the order to apply.
         nodes: Nodes that ``ops`` or ``undo`` put or delete, with their derived data.
+        touched: Nodes that have to stay in memory until the change is settled.
+        heads: Heads that have to.
     """
 
     ops: tuple[JournalOp, ...]
@@ -180,6 +254,8 @@ class Change:
     previous: int
     undo: tuple[JournalOp, ...] = field(repr=False)
     nodes: Mapping[int, Node] = field(repr=False)
+    touched: tuple[Node, ...] = field(repr=False)
+    heads: tuple[HeadId, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,16 @@ class AsyncClient:
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
+        budget_bytes: int | None = None,
     ) -> AsyncSession:
         """Create a session, or resume the one of that name."""
-        fields = given(session=name, system=system, tools=tools, history=history)
+        fields = given(
+            session=name,
+            system=system,
+            tools=tools,
+            history=history,
+            budget_bytes=budget_bytes,
+        )
         await self._call(wire.Open, fields)
         return AsyncSession(self, name)
 

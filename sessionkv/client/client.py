@@ -57,6 +57,7 @@ class Client:
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
+        budget_bytes: int | None = None,
     ) -> Session:
         """Create a session, or resume the one of that name.
 
@@ -65,11 +66,19 @@ class Client:
             system: System prompt; None takes over an existing session's.
             tools: Tools for the chat template; None takes over an existing session's.
             history: ``"keep"`` or ``"follow"``: how messages that repeat the history are read.
+            budget_bytes: Most KV that is retained of the session, from its start on; what goes past
+                it is the first to leave every tier. Forks inherit it.
 
         Raises:
             SessionDiffers: It exists with other values.
         """
-        fields = given(session=name, system=system, tools=tools, history=history)
+        fields = given(
+            session=name,
+            system=system,
+            tools=tools,
+            history=history,
+            budget_bytes=budget_bytes,
+        )
         self._call(wire.Open, fields)
         return Session(self, name)
 

@@ -97,6 +97,7 @@ class SessionInfo:
         updated_s: Wall-clock seconds.
         pin: None when not pinned.
         bytes: KV per tier.
+        budget_bytes: Most KV that is retained of it, None for no limit.
         running: A turn runs now.
         queued: Turns that wait for it.
         last_cache: Cache report of the last turn, where known.
@@ -117,6 +118,7 @@ class SessionInfo:
     queued: int = 0
     last_cache: CacheReport | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
+    budget_bytes: int | None = None
 
 
 def turn_result(done: Done) -> TurnResult:
@@ -162,4 +164,5 @@ def session_info(value: Mapping[str, Any]) -> SessionInfo:
         queued=value.get("queued", 0),
         last_cache=cache_from_map(last) if last else None,
         messages=tuple(value.get("messages") or ()),
+        budget_bytes=value.get("budget_bytes"),
     )

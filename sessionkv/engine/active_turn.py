@@ -15,6 +15,7 @@ from sessionkv.types import MissReason
 class Phase(enum.Enum):
     """Where a turn is."""
 
+    LOADING = "loading"
     IN_LINE = "in line"
     RENDERING = "rendering"
     RUNNING = "running"
@@ -34,12 +35,13 @@ class ActiveTurn:
         known_tokens: Leading tokens of the prompt whose KV the parent turn left behind.
         absent: Why the known history was not found past a position, by that position.
         judge_by_s: When the front's verdict must be there.
+        calls_tool: Its reply asks for a tool.
     """
 
     ask: SubmitTurn
     arrived_s: float
     deadline_s: float | None
-    phase: Phase = Phase.IN_LINE
+    phase: Phase = Phase.LOADING
     base_id: int = 0
     parent_id: int = 0
     node_id: int | None = None
@@ -50,6 +52,7 @@ class ActiveTurn:
     absent: dict[int, MissReason] = field(default_factory=dict)
     finished: TurnFinished | None = None
     judge_by_s: float = 0.0
+    calls_tool: bool = False
 
     @property
     def head(self) -> HeadId | None:

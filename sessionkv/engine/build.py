@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sessionkv.cache.attach import attach_loaded
+from sessionkv.cache.expected import ExpectedReturns
 from sessionkv.cache.identity import KVIdentity
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.retention import Retention
@@ -83,7 +83,7 @@ def build_engine(
     wrap_runner: Callable[[Runner], Runner] | None = None,
     gates: Gates = OPEN_GATES,
 ) -> BuiltEngine:
-    """Open the store, load the model, read the journal.
+    """Open the store, load the model, open the journal.
 
     Args:
         config: What to build.
@@ -139,9 +139,9 @@ def _build_parts(
     }
     retention = Retention(block_bytes=geometry.block_bytes, caps=caps)
     journal = Journal(directory)
-    tree = TurnTree.load(journal.load(), config.limits, retention, block_size=block_size)
-    attach_loaded(tree, root, block_size)
-    blocks = None
+    summary = journal.summary()
+    tree = TurnTree(config.limits, retention, block_size=block_size, journal=summary)
+    blocks, disk_off = None, ""
     if disk_bytes:
         try:
             blocks = BlockStore(
@@ -151,7 +151,7 @@ def _build_parts(
         except StoreUnavailable as error:
             # The conversations are in the journal: without their KV they are slower, no more.
             _log.warning("the disk tier is off until the next start: %s", error)
-            disk_bytes = 0
+            disk_bytes, disk_off = 0, str(error)
     store = StoreWorker(journal, blocks, inbox, gates=gates)
     stack.callback(store.close, config.limits.drain_s)
     arena = HostArena(num_host_blocks, geometry.block_bytes)
@@ -182,6 +182,8 @@ def _build_parts(
         tokenizer_digest=facts.tokenizer_digest,
         template_digest=facts.template_digest,
         tree=tree,
+        returns=ExpectedReturns(retention, max_blocks=max(runner.num_blocks, num_host_blocks) // 2),
+        pinned=summary.pinned,
         kv=kv,
         scheduler=scheduler,
         planner=planner,
@@ -191,6 +193,7 @@ def _build_parts(
         metrics=Metrics(),
         host_bytes=num_host_blocks * geometry.block_bytes,
         disk_bytes=disk_bytes,
+        disk_off=disk_off,
     )
 
 

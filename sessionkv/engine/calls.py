@@ -1,7 +1,7 @@
 """Everything clients ask of sessions and of the engine that is not a turn.
 
-A call that changes something is answered when the change is in the journal; a question at once.
-Core thread only.
+A call that changes something is answered when the change is in the journal; a question at once. The
+sessions that a call names (:func:`sessions_named`) are known to the tree by then. Core thread only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from sessionkv.cache.turns import Change, HeadId, NewNode, Opening, format_node_id, parse_node_id
 from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.exports import export
-from sessionkv.engine.messages import Call, CallDone, ImportSessions, OpenSession
+from sessionkv.engine.messages import Call, CallDone, ImportSessions, OpenSession, SubmitTurn
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.stats import engine_stats
 from sessionkv.engine.turns import TurnDesk
@@ -25,8 +25,24 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map
-from sessionkv.types import BlockHash, HeadRecord, Tier
+from sessionkv.store.questions import SessionPage
+from sessionkv.types import BlockHash, SessionRow, Tier
 from sessionkv.types.portable_tree import PortableTree
+
+
+def sessions_named(message: object) -> tuple[HeadId, ...]:
+    """Sessions that a message of the front is about."""
+    if isinstance(message, SubmitTurn):
+        return () if message.session is None else ((message.tenant, message.session),)
+    if isinstance(message, OpenSession):
+        return ((message.tenant, message.session),)
+    if isinstance(message, ImportSessions):
+        return tuple((message.tenant, session.name) for session in message.tree.sessions)
+    if isinstance(message, Call):
+        request = message.request
+        names = (getattr(request, "session", None), getattr(request, "name", None))
+        return tuple((message.tenant, name) for name in names if name is not None)
+    return ()
 
 
 class CallDesk:
@@ -51,12 +67,12 @@ class CallDesk:
             tokenizer_digest=self._parts.tokenizer_digest,
             template_digest=self._parts.template_digest,
         )
-        opening = Opening(ask.system_blob, ask.tools_blob, ask.history)
+        opening = Opening(ask.system_blob, ask.tools_blob, ask.history, ask.budget_bytes)
         try:
             if self._turns.draining:
                 raise EngineClosed("the engine is shutting down")
             change = self._tree.open(ask.tenant, ask.session, root=root, opening=opening, now=wall)
-            self._change(ask.call_id, change, self._info((ask.tenant, ask.session)))
+            self._change(ask.call_id, change, self._describe_head((ask.tenant, ask.session)))
         except SessionKVError as error:
             self._answer(CallDone(ask.call_id, error=error))
 
@@ -92,8 +108,6 @@ class CallDesk:
             if isinstance(request, wire.Info):
                 value = self._info((tenant, request.session), history=request.history)
                 self._answer(CallDone(ask.call_id, value))
-            elif isinstance(request, wire.List):
-                self._answer(CallDone(ask.call_id, self._list(tenant, request)))
             elif isinstance(request, wire.Export):
                 self._answer(CallDone(ask.call_id, export(self._tree, tenant, request)))
             elif isinstance(request, wire.Stats):
@@ -134,10 +148,11 @@ class CallDesk:
             change = tree.unpin(tenant, request.session, now=wall)
         else:
             raise InvalidRequest("type", request.TYPE, "a known call")
-        self._change(call_id, change, self._info(head))
+        self._change(call_id, change, self._describe_head(head))
 
     def _close(self, call_id: int, head: HeadId, request: wire.Close, now: float) -> None:
-        self._tree.head(*head)  # SessionNotFound
+        if request.keep or not self._tree.is_damaged(head):
+            self._tree.head(*head)  # SessionNotFound
         self._turns.drop_session(head, TurnCancelled("the session was closed"), now)
         if request.keep:
             self._answer(CallDone(call_id, {"closed": True}))
@@ -166,16 +181,15 @@ class CallDesk:
 
     # Questions -------------------------------------------------------------------------------
 
-    def _list(self, tenant: str, request: wire.List) -> dict[str, Any]:
-        heads, after = self._tree.list_heads(
-            tenant, prefix=request.prefix, after=request.after, limit=request.limit
-        )
-        return {"sessions": [self._describe(head) for head in heads], "next": after}
+    def list(self, call_id: int, page: SessionPage) -> None:
+        """Answer with a page of sessions, as the journal has them."""
+        value = {"sessions": [self._describe(row) for row in page.rows], "next": page.after}
+        self._answer(CallDone(call_id, value))
 
     def _info(self, head_id: HeadId, *, history: bool = False) -> dict[str, Any]:
         """Everything about one session. O(history): its blocks are looked up in every tier."""
         head = self._tree.head(*head_id)
-        value = self._describe(head)
+        value = self._describe_head(head_id)
         keys = self._tree.session_keys(*head_id)
         exclusive, shared = self._bytes_by_tier(keys.exclusive), self._bytes_by_tier(keys.shared)
         value["bytes"] = {
@@ -188,9 +202,20 @@ class CallDesk:
             ]
         return value
 
-    def _describe(self, head: HeadRecord) -> dict[str, Any]:
+    def _describe_head(self, head_id: HeadId) -> dict[str, Any]:
+        """What is said of a session that is in memory. O(1)."""
+        head, tree = self._tree.head(*head_id), self._tree
+        row = SessionRow(
+            head,
+            kind=tree.record(head.node_id).kind,
+            num_turns=tree.num_turns(head.node_id),
+            num_tokens=tree.num_tokens(head.node_id),
+        )
+        return {**self._describe(row), "budget_bytes": tree.budget_of(head.node_id)}
+
+    def _describe(self, row: SessionRow) -> dict[str, Any]:
+        head = row.head
         head_id = (head.tenant, head.name)
-        record = self._tree.record(head.node_id)
         last = self._turns.last_cache.get(head.node_id)
         pin = None
         if head.pin_tier:
@@ -202,9 +227,9 @@ class CallDesk:
         return {
             "name": head.name,
             "node": format_node_id(head.node_id),
-            "turns": self._tree.num_turns(head.node_id),
-            "tokens": self._tree.num_tokens(head.node_id),
-            "kind": record.kind,
+            "turns": row.num_turns,
+            "tokens": row.num_tokens,
+            "kind": row.kind,
             "history": head.history,
             "created_s": head.created_s,
             "updated_s": head.updated_s,

@@ -66,7 +66,10 @@ class Commits:
 
     def durable(self, ticket: int) -> PendingCommit | None:
         """The journal has it; None for a change that was already taken back."""
-        return self._pending.pop(ticket, None)
+        commit = self._pending.pop(ticket, None)
+        if commit is not None:
+            self._tree.settle(commit.change)
+        return commit
 
     def refused(self, ticket: int) -> list[PendingCommit]:
         """The journal refused it: takes back this change and every later one; returns them.

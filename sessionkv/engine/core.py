@@ -8,18 +8,19 @@ ends that step's turns, and what escapes from the loop ends the engine with ever
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from sessionkv.cache.invariants import InvariantBroken
-from sessionkv.engine.calls import CallDesk
+from sessionkv.engine.calls import CallDesk, sessions_named
 from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.draining import Drainer
 from sessionkv.engine.durability import DurabilityDesk
+from sessionkv.engine.housekeeping import Chore, Housekeeping
 from sessionkv.engine.inbox import Inbox
+from sessionkv.engine.loading import Loader, Ready
 from sessionkv.engine.messages import (
     Call,
     CallDone,
@@ -44,7 +45,9 @@ from sessionkv.errors import (
     StoreUnavailable,
     TurnFailed,
 )
-from sessionkv.store.worker import Committed, DiskEvicted, LookedUp
+from sessionkv.ipc.messages import List
+from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
+from sessionkv.store.worker import Answered, Committed, DiskEvicted, LookedUp
 from sessionkv.types import MoveOutcome, StepPlan, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
@@ -89,6 +92,8 @@ class Core:
         self._commits = Commits(parts.tree, parts.store)
         self._turns = TurnDesk(parts, self._commits)
         self._calls = CallDesk(parts, self._commits, self._turns)
+        self._loader = Loader(parts.tree, parts.store, parts.root, parts.kv.block_size)
+        self._chores = Housekeeping(parts, self._commits, self._turns, self._loader)
         self._tick_at = self._housekeeping_at = clock()
         self._writes = DurabilityDesk(parts, self._turns)
         self._drainer = Drainer(parts, self._turns, self._commits, self._writes)
@@ -164,16 +169,26 @@ class Core:
 
     def _take_in(self) -> None:
         for message in self.inbox.drain(self._patience_s()):
-            now = self._clock()
-            try:
-                self._handle(message, now, self._wall())
-            except Exception as failure:  # noqa: BLE001 - the actor's one boundary
-                _log.exception("a %s could not be handled", type(message).__name__)
-                self._give_up(message, failure, now)
+            self._guarded(self._handle, message, message)
+            self._serve_ready()
         now = self._clock()
         if now >= self._tick_at:
             self._tick_at = now + _TICK_S
             self._tick(now)
+            self._serve_ready()
+
+    def _serve_ready(self) -> None:
+        """Serve the requests whose sessions are in memory by now."""
+        while (ready := self._loader.next_ready()) is not None:
+            self._guarded(self._serve, ready, ready.item)
+
+    def _guarded(self, handle: Callable[..., None], what: object, message: object) -> None:
+        now = self._clock()
+        try:
+            handle(what, now, self._wall())
+        except Exception as failure:  # noqa: BLE001 - the actor's one boundary
+            _log.exception("a %s could not be handled", type(message).__name__)
+            self._give_up(message, failure, now)
 
     def _give_up(self, message: object, failure: Exception, now: float) -> None:
         """End what a message was about; the others go on."""
@@ -199,13 +214,18 @@ class Core:
     def _handle(self, message: object, now: float, wall: float) -> None:
         turns = self._turns
         if isinstance(message, SubmitTurn):
-            turns.submit(message, now, wall)
+            turns.submit(message, now)
+            self._load(message)
+        elif isinstance(message, Call | OpenSession | ImportSessions):
+            self._load(message)
         elif isinstance(message, TurnRendered):
             turns.rendered(message, now)
         elif isinstance(message, Verdict):
             turns.verdict(message, now, wall)
         elif isinstance(message, Committed):
             self._committed(message, now)
+        elif isinstance(message, Answered):
+            self._loader.answered(message)
         elif isinstance(message, TransferResult):
             self._moved(message, now)
         elif isinstance(message, LookedUp):
@@ -214,12 +234,6 @@ class Core:
             turns.stop_at(message, now)
         elif isinstance(message, CancelTurn):
             turns.cancel(message, now)
-        elif isinstance(message, Call):
-            self._calls.call(message, now, wall)
-        elif isinstance(message, OpenSession):
-            self._calls.open(message, wall)
-        elif isinstance(message, ImportSessions):
-            self._calls.take_in(message)
         elif isinstance(message, PathWanted):
             turns.send_path(message.turn_id)
         elif isinstance(message, TurnRefused):
@@ -228,6 +242,36 @@ class Core:
             self._parts.kv.on_disk_evicted(message.keys)
         elif isinstance(message, Drain):
             self._drainer.begin(message.drain_s, now)
+
+    def _load(self, message: SubmitTurn | Call | OpenSession | ImportSessions) -> None:
+        """Have a request wait for what it needs of the journal."""
+        names = sessions_named(message)
+        question: Question | None = None
+        if isinstance(message, SubmitTurn) and message.claim is not None:
+            question = FindKey(message.tenant, message.claim.key)
+        elif isinstance(message, Call) and isinstance(message.request, List):
+            asked = message.request
+            question = ListSessions(message.tenant, asked.prefix, asked.after, asked.limit)
+            names = self._loader.waiting_names(message.tenant)
+        self._loader.submit(message, names, question)
+
+    def _serve(self, ready: Ready, now: float, wall: float) -> None:
+        item, reply = ready.item, ready.reply
+        if isinstance(item, SubmitTurn):
+            self._turns.start(ready, now, wall)
+        elif isinstance(item, Call | OpenSession | ImportSessions):
+            if ready.error is not None:
+                self._turns.out.append(CallDone(item.call_id, error=ready.error))
+            elif isinstance(item, OpenSession):
+                self._calls.open(item, wall)
+            elif isinstance(item, ImportSessions):
+                self._calls.take_in(item)
+            elif isinstance(reply, SessionPage):
+                self._calls.list(item.call_id, reply)
+            else:
+                self._calls.call(item, now, wall)
+        elif isinstance(item, Chore):
+            self._chores.serve(item, ready, wall)
 
     def _committed(self, message: Committed, now: float) -> None:
         if message.error is None:
@@ -277,23 +321,18 @@ class Core:
     def _tick(self, now: float) -> None:
         self._turns.tick(now)
         self._writes.answer_written(now)
+        self._chores.tidy()
         if now < self._housekeeping_at:
             return
         self._housekeeping_at = now + _HOUSEKEEPING_S
-        self._expire()
+        self._parts.returns.expire(now)
+        self._chores.expire(self._wall())
         line = self._parts.metrics.log_line(now)
         if line is not None:
             _log.info(line)
         worked_at = self._unchecked_since
         if worked_at is not None and now - worked_at >= _QUIET_S and not self._moves:
             self._check_books()
-
-    def _expire(self) -> None:
-        change = self._parts.tree.expire(self._wall())
-        if change is not None:
-            # Where the journal takes no more, it is as before and runs out again the next time.
-            with contextlib.suppress(SessionKVError):
-                self._commits.submit(PendingCommit(change, CallDone(-1)))
 
     def _check_books(self) -> None:
         """Once after each busy time; a turn that comes meanwhile waits until all is recounted.

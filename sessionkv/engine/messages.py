@@ -159,6 +159,7 @@ class Verdict:
         closed: The log now ends with the template's own end of turn.
         reply_blob: Opaque, journalled with the node.
         response_blob: Opaque whole answer, journalled under the idempotency key when there is one.
+        calls_tool: The reply asks for a tool: the session is likely to be back soon.
     """
 
     turn_id: int
@@ -168,6 +169,7 @@ class Verdict:
     finish_reason: FinishReason
     reply_blob: bytes
     response_blob: bytes
+    calls_tool: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,7 @@ class OpenSession:
     tools_blob: bytes | None
     root_blob: bytes
     history: str | None
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sessionkv.cache.expected import ExpectedReturns
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.tree import TurnTree
+from sessionkv.cache.turns import HeadId
 from sessionkv.config import EngineConfig
 from sessionkv.engine.metrics import Metrics
 from sessionkv.engine.movers import Mover
@@ -24,8 +26,10 @@ class CoreParts:
         root: Root of the hash chain: the KV identity.
         tokenizer_digest: Of the tokenizer that new turns are written with.
         template_digest: Of the chat template.
+        pinned: Sessions that were pinned when the store was opened.
         host_bytes: Cap of the host tier, 0 when it is off.
         disk_bytes: Cap of the disk tier, 0 when it is off.
+        disk_off: Why it is, where it was asked for and could not be had.
     """
 
     config: EngineConfig
@@ -33,6 +37,8 @@ class CoreParts:
     tokenizer_digest: str
     template_digest: str
     tree: TurnTree
+    returns: ExpectedReturns
+    pinned: tuple[HeadId, ...]
     kv: KVCacheManager
     scheduler: Scheduler
     planner: LoadPlanner
@@ -42,3 +48,4 @@ class CoreParts:
     metrics: Metrics
     host_bytes: int
     disk_bytes: int
+    disk_off: str = ""

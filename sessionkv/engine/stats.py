@@ -16,6 +16,7 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
     """Metrics, rates, ledger and store. O(blocks in memory)."""
     usage = parts.kv.usage()
     blocks = parts.store.stats()
+    journal = parts.store.journal_figures()
     values = parts.metrics.snapshot(now, _gauges(parts, usage, blocks))
     values["ledger"] = {
         "device": asdict(usage.ledger.device),
@@ -28,11 +29,22 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "lost_blocks": usage.counters.lost,
         "duplicate_blocks": usage.counters.duplicates,
     }
+    values["retention"] = {
+        "retained_blocks": parts.tree.retention.num_keys,
+        "pinned_bytes": {t.value: parts.tree.retention.pinned_bytes(t) for t in Tier},
+        "expected_sessions": len(parts.returns),
+        "expected_blocks": parts.returns.num_blocks,
+    }
     values["rates"] = parts.planner.rates.report()
     values["store"] = {
         "journal_bytes": parts.store.journal_bytes(),
-        "nodes": parts.tree.num_nodes,
+        "nodes": journal.num_nodes,
+        "damaged_records": journal.damaged_records,
+        "compactions": journal.compactions,
+        "loaded_sessions": parts.tree.num_loaded,
+        "loaded_bytes": parts.tree.num_bytes,
         "blocks": None if blocks is None else asdict(blocks),
+        "disk_off": parts.disk_off,
     }
     values["weights_bytes"] = parts.runner.weights_bytes
     return values

@@ -16,6 +16,7 @@ from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.active_turn import ActiveTurn, Phase
 from sessionkv.engine.commits import Commits
+from sessionkv.engine.loading import Ready
 from sessionkv.engine.messages import (
     CancelTurn,
     CoreMessage,
@@ -41,13 +42,14 @@ from sessionkv.errors import (
     EngineClosed,
     IdempotencyConflict,
     InvalidRequest,
+    NodeNotFound,
     Overloaded,
     SessionBusy,
     SessionKVError,
     TurnCancelled,
     TurnFailed,
 )
-from sessionkv.types import CacheReport, FinishReason
+from sessionkv.types import CacheReport, FinishReason, KeyRecord
 
 
 @dataclass(slots=True)
@@ -86,37 +88,40 @@ class TurnDesk:
 
     # From the front --------------------------------------------------------------------------
 
-    def submit(self, ask: SubmitTurn, now: float, wall: float) -> None:
-        """Take a turn, replay it, or refuse it."""
+    def submit(self, ask: SubmitTurn, now: float) -> None:
+        """Take a turn; :meth:`start` begins it once its session is in memory."""
         deadline_s = None if ask.deadline_s is None else now + ask.deadline_s
-        turn = ActiveTurn(ask, now, deadline_s)
+        self.active[ask.turn_id] = ActiveTurn(ask, now, deadline_s)
+
+    def start(self, ready: Ready, now: float, wall: float) -> None:
+        """Begin a turn, replay it, or refuse it. One that has ended meanwhile is passed over."""
+        ask = ready.item
+        turn = self.active.get(ask.turn_id) if isinstance(ask, SubmitTurn) else None
+        if turn is None:
+            return
         try:
-            if self._replay(ask, wall):
+            if ready.error is not None:
+                raise ready.error
+            if isinstance(ready.reply, KeyRecord) and self._replay(turn, ready.reply, now, wall):
                 return
             if self.draining:
                 raise EngineClosed("the engine is shutting down")
-            if ask.session is None:
-                self.active[ask.turn_id] = turn
-                self._run(turn, None, ask.token_ids or (), now)
+            if turn.head is None:
+                self._run(turn, None, turn.ask.token_ids or (), now)
             else:
-                self._join_line(turn, (ask.tenant, ask.session), now)
+                self._join_line(turn, turn.head, now)
         except SessionKVError as error:
-            if ask.turn_id in self.active:
-                self._leave(turn, TurnDropped(ask.turn_id, error), now)
-            else:
-                self.out.append(TurnDropped(ask.turn_id, error))
+            self._leave(turn, TurnDropped(turn.ask.turn_id, error), now)
 
-    def _replay(self, ask: SubmitTurn, wall: float) -> bool:
-        if ask.claim is None:
+    def _replay(self, turn: ActiveTurn, known: KeyRecord, now: float, wall: float) -> bool:
+        claim = turn.ask.claim
+        if claim is None or known.created_s + self._limits.idempotency_ttl_s <= wall:
             return False
-        known = self._parts.tree.find_key(ask.tenant, ask.claim.key, now=wall)
-        if known is None:
-            return False
-        if known.request_digest != ask.claim.request_digest:
+        if known.request_digest != claim.request_digest:
             raise IdempotencyConflict(
-                "the idempotency key was used for another request", key=ask.claim.key
+                "the idempotency key was used for another request", key=claim.key
             )
-        self.out.append(TurnReplayed(ask.turn_id, known.response_blob))
+        self._leave(turn, TurnReplayed(turn.ask.turn_id, known.response_blob), now)
         return True
 
     def _join_line(self, turn: ActiveTurn, head: HeadId, now: float) -> None:
@@ -124,7 +129,7 @@ class TurnDesk:
         line = self._lines.get(head)
         if line is None:
             self._lines[head] = _Line(turn)
-            self.active[turn.ask.turn_id] = turn
+            turn.phase = Phase.IN_LINE
             self._begin(turn, now)
             return
         if not turn.ask.queue_when_busy:
@@ -133,7 +138,7 @@ class TurnDesk:
         if len(line.waiting) >= limit:
             raise Overloaded(f"{limit} turns of this session are waiting", queued=limit)
         line.waiting.append(turn)
-        self.active[turn.ask.turn_id] = turn
+        turn.phase = Phase.IN_LINE
 
     def _begin(self, turn: ActiveTurn, now: float) -> None:
         """The head is this turn's: run raw ids as they are, have messages rendered."""
@@ -141,6 +146,7 @@ class TurnDesk:
         head = tree.head(ask.tenant, ask.session or "")
         turn.base_id = turn.parent_id = head.node_id
         check_kind(self._parts, head.node_id, raw=ask.token_ids is not None)
+        self._parts.returns.turn_began((head.tenant, head.name), now)
         if ask.token_ids is not None:
             self._run(turn, head.node_id, ask.token_ids, now)
             return
@@ -243,6 +249,7 @@ class TurnDesk:
             self._leave(turn, TurnDropped(message.turn_id, error), now)
             return
         turn.phase = Phase.COMMITTING
+        turn.calls_tool = message.calls_tool
         if commit is None:
             self._leave(turn, TurnCommitted(message.turn_id), now)
 
@@ -347,7 +354,9 @@ class TurnDesk:
 
     # The one way out -------------------------------------------------------------------------
 
-    def _leave(self, turn: ActiveTurn, answer: TurnCommitted | TurnDropped, now: float) -> None:
+    def _leave(
+        self, turn: ActiveTurn, answer: TurnCommitted | TurnReplayed | TurnDropped, now: float
+    ) -> None:
         if self.active.pop(turn.ask.turn_id, None) is None:
             return
         if turn.sequence is not None:
@@ -357,7 +366,7 @@ class TurnDesk:
         self._count(turn, answer, now)
         head = turn.head
         line = self._lines.get(head) if head is not None else None
-        if line is None or head is None:
+        if line is None or head is None or turn.phase is Phase.LOADING:
             return
         if line.running is not turn:
             line.waiting.remove(turn)
@@ -365,8 +374,24 @@ class TurnDesk:
         if isinstance(answer, TurnCommitted) and turn.finished and turn.node_id is not None:
             self.last_cache.pop(turn.base_id, None)
             self.last_cache[turn.node_id] = turn.finished.cache
+        self._expect(turn, head, isinstance(answer, TurnCommitted), now)
         del self._lines[head]
         self._next_in_line(line, head, now)
+
+    def _expect(self, turn: ActiveTurn, head: HeadId, committed: bool, now: float) -> None:
+        """Whether the session is likely to be back soon is known from how its turn ended."""
+        returns, tree = self._parts.returns, self._parts.tree
+        if not (committed and turn.calls_tool and turn.node_id is not None):
+            returns.forget(head)
+            return
+        try:
+            keys = tree.keys_of(turn.node_id)
+            hashes = tree.kept_hashes_of(turn.node_id)
+        except NodeNotFound:  # deleted while its turn was on its way to the journal
+            returns.forget(head)
+            return
+        is_tail = keys and (not hashes or keys[-1] != hashes[-1])
+        returns.called(head, hashes, keys[-1] if is_tail else None, now)
 
     def _next_in_line(self, line: _Line, head: HeadId, now: float) -> None:
         while line.waiting:
@@ -381,7 +406,9 @@ class TurnDesk:
                 continue
             return
 
-    def _count(self, turn: ActiveTurn, answer: TurnCommitted | TurnDropped, now: float) -> None:
+    def _count(
+        self, turn: ActiveTurn, answer: TurnCommitted | TurnReplayed | TurnDropped, now: float
+    ) -> None:
         metrics = self._parts.metrics
         if isinstance(answer, TurnCommitted) and turn.finished is not None:
             metrics.turn_finished(turn.finished, now - turn.arrived_s)

@@ -72,6 +72,10 @@ class ControlMarks:
         match = self._real.match(raw)
         return match[0] if match else None
 
+    def without(self, raw: str) -> str:
+        """``raw`` without its real control tokens, which the text of a reply does not show."""
+        return self._real.sub("", raw)
+
     def cuts(self, raw: str, at: int) -> bool:
         """Whether index ``at`` lies inside a real control token."""
         matches = (self._real.match(raw, i) for i in range(max(0, at - self._longest + 1), at))

@@ -31,6 +31,8 @@ class TemplateHabits:
             it has no single end of turn.
         closing_token: That control token, ``""`` where there is none.
         opening: What stands before every reply, after whatever message.
+        calling: What a reply's text shows before the name of a tool it calls; ``""`` where that is
+            not known, or too short to tell.
     """
 
     folds_system: bool = False
@@ -39,6 +41,7 @@ class TemplateHabits:
     closing: str = ""
     closing_token: str = ""
     opening: str = ""
+    calling: str = ""
 
 
 class ChatRenderer:

@@ -17,6 +17,8 @@ USER = Message("user", "hello")
 ANSWER = Message("assistant", REPLY)
 TOOL_RESULT = Message("tool", "result", name="look", tool_call_id="call00001")
 _SYSTEM = "SYSTEMTEXT"
+_LEAST_CALLING = 4
+"""Fewer characters may stand in any text."""
 _CALLING = Message(
     "assistant", "", tool_calls=(ToolCall("look", '{"city": "Oslo", "n": 2}', "call00001"),)
 )
@@ -36,6 +38,7 @@ def find_habits(template: ChatTemplate, marks: ControlMarks) -> TemplateHabits:
         closing=closing,
         closing_token=token,
         opening=_opening(renderer),
+        calling=_calling_text(renderer, marks),
     )
 
 
@@ -71,6 +74,16 @@ def _opening(renderer: ChatRenderer) -> str:
     conversations = ((USER,), (replace(USER, content="other"),), (USER, _CALLING, TOOL_RESULT))
     prompts = [renderer.try_render(messages) for messages in conversations]
     return _common_suffix([text for text in prompts if text is not None])
+
+
+def _calling_text(renderer: ChatRenderer, marks: ControlMarks) -> str:
+    prompt = renderer.try_render((USER,))
+    text = renderer.try_render((USER, _CALLING), generation=False)
+    if prompt is None or text is None or not text.startswith(prompt):
+        return ""
+    before, name, _ = text[len(prompt) :].partition(_CALLING.tool_calls[0].name)
+    calling = marks.without(before).strip() if name else ""
+    return calling if len(calling) >= _LEAST_CALLING else ""
 
 
 def _common_suffix(texts: Sequence[str]) -> str:

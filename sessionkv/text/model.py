@@ -154,6 +154,11 @@ class TextModel:
         at = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < size)
         raise InvalidRequest(f"{field}[{at}]", ids[at], f"a token id from 0 to {size - 1}")
 
+    def calls_tool(self, reply: str) -> bool:
+        """Whether a reply's text holds a tool call as the template writes one. A likely guess."""
+        calling = "" if self._renderer is None else self._renderer.habits.calling
+        return bool(calling) and calling in reply
+
     def root(self, system: str | None, tools_json: str | None, *, now_s: float) -> RootText:
         """What a session with this system prompt and these tools starts with.
 

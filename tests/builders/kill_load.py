@@ -115,7 +115,7 @@ class Line:
         self._socket.send(msgpack.packb(frame))
         while True:
             was_dead = self._dead.is_set()
-            if not self._socket.poll(_LAST_WORDS_MS if was_dead else 20):
+            if not self._socket.poll(_LAST_WORDS_MS if was_dead else 5):
                 if was_dead:
                     raise EngineGone
                 continue

@@ -23,7 +23,6 @@ from sessionkv.store.directory import disk_bytes
 from tests.builders.kill_load import Account, Line, Worker
 from tests.builders.killable import KillableEngine, Life, gate_names, small_config
 
-WORKERS = 3
 INSTANTS = {"load": 0.35, "gate": 0.35, "start": 0.1, "drain": 0.1, "rest": 0.1}
 """How often an engine is killed when: at any time under load, at a gate, while it starts, while it
 drains, at rest."""
@@ -55,14 +54,16 @@ class Tally:
 class Killing:
     """One store and the engines that die over it."""
 
-    def __init__(self, folder: Path, seed: int, *, load_s: float, **cache: Any) -> None:
+    def __init__(
+        self, folder: Path, seed: int, *, workers: int, load_s: float, **cache: Any
+    ) -> None:
         self.tally = Tally()
         self._load_s = load_s
         self.folder = folder
         self.store = folder / "store"
         self.config = small_config(self.store, **cache)
         self._rng = random.Random(f"{seed}/{cache}")
-        self._workers = [Worker(number, seed) for number in range(WORKERS)]
+        self._workers = [Worker(number, seed) for number in range(workers)]
         self.tally.accounts = [worker.account for worker in self._workers]
         self._sockets = Path(tempfile.mkdtemp(prefix="skv-", dir="/tmp"))
         self._lives = 0
@@ -209,7 +210,13 @@ def _is_idle(stats: dict[str, Any]) -> bool:
 
 
 def kill_engines(
-    folder: Path, kills: int, *, seed: int, load_s: float = 0.25, **cache: Any
+    folder: Path,
+    kills: int,
+    *,
+    seed: int,
+    workers: int = 3,
+    load_s: float = 0.25,
+    **cache: Any,
 ) -> Tally:
     """Kill so many engines over one store, one after another, and check each time.
 
@@ -217,13 +224,14 @@ def kill_engines(
         folder: Empty; holds the store and the engines' log.
         kills: How many have to die; those that drain in time do not count.
         seed: Of all that is chosen; the instants themselves are up to the machine.
+        workers: Clients.
         load_s: Longest that an engine is under load, unless it waits for a gate.
         cache: Changes to the engines' ``CacheConfig``.
 
     Raises:
         AssertionError: Something was lost, wrong, or grew without bound.
     """
-    killing = Killing(folder, seed, load_s=load_s, **cache)
+    killing = Killing(folder, seed, workers=workers, load_s=load_s, **cache)
     rng = random.Random(seed)
     try:
         killing.life("load")

@@ -12,16 +12,19 @@ from sessionkv.config import LimitsConfig
 from sessionkv.types import (
     BlockHash,
     DeleteHead,
-    DeleteKey,
     DeleteNode,
+    ForgetKeys,
     HeadRecord,
     JournalOp,
-    JournalState,
+    JournalSummary,
+    KeepIds,
     KeyRecord,
     NodeRecord,
     PutHead,
     PutKey,
     PutNode,
+    StoredNode,
+    StoredSession,
     Tier,
 )
 
@@ -105,19 +108,45 @@ class DictJournal:
             case DeleteHead(tenant, name):
                 del self.heads[tenant, name]
             case PutKey(key):
-                if (key.tenant, key.key) in self.keys:
-                    raise ValueError(f"key {key.key} put twice")
+                self.keys.pop((key.tenant, key.key), None)
                 self.keys[key.tenant, key.key] = key
-            case DeleteKey(tenant, key):
-                del self.keys[tenant, key]
+            case ForgetKeys(created_until_s, keep):
+                for key_id, record in list(self.keys.items()):
+                    if record.created_s <= created_until_s or len(self.keys) > keep:
+                        del self.keys[key_id]
+            case KeepIds(next_node_id):
+                self.next_node_id = max(self.next_node_id, next_node_id)
+            case _:
+                raise ValueError(f"{op} is for a damaged journal")
 
-    def state(self) -> JournalState:
-        return JournalState(
-            tuple(self.nodes[node_id] for node_id in sorted(self.nodes)),
-            tuple(self.heads.values()),
-            tuple(self.keys.values()),
-            self.next_node_id,
-        )
+    def summary(self) -> JournalSummary:
+        unnamed = sum(name.startswith("~") for _, name in self.heads)
+        pinned = tuple(head_id for head_id, head in self.heads.items() if head.pin_tier)
+        return JournalSummary(len(self.heads) - unnamed, unnamed, self.next_node_id, pinned)
+
+    def find(self, head_id: tuple[str, str]) -> StoredSession | None:
+        head = self.heads.get(head_id)
+        if head is None:
+            return None
+        chain = []
+        node_id: int | None = head.node_id
+        while node_id is not None:
+            record = self.nodes[node_id]
+            heads = sum(other.node_id == node_id for other in self.heads.values())
+            children = sum(other.parent_id == node_id for other in self.nodes.values())
+            chain.append(StoredNode(record, heads, children))
+            node_id = record.parent_id
+        return StoredSession(head, tuple(reversed(chain)))
+
+    def due_unnamed(self, until_s: float, keep: int) -> list[tuple[str, str]]:
+        heads = [head for head in self.heads.values() if head.name.startswith("~")]
+        heads.sort(key=lambda head: head.updated_s)
+        excess = len(heads) - keep
+        return [
+            (head.tenant, head.name)
+            for number, head in enumerate(heads)
+            if number < excess or head.updated_s <= until_s
+        ]
 
 
 class Sessions:
@@ -128,24 +157,41 @@ class Sessions:
         self.max_unnamed = max_unnamed
         self.caps = {Tier.DEVICE: 1000, Tier.HOST: 2000, Tier.DISK: 100_000}
         self.journal = DictJournal()
-        self.tree = self.load(DictJournal())
+        self.tree = self.fresh_tree()
 
-    def load(self, journal: DictJournal) -> TurnTree:
-        return TurnTree.load(
-            journal.state(),
+    def fresh_tree(self) -> TurnTree:
+        """A tree with nothing of the journal in memory."""
+        return TurnTree(
             self.limits,
             Retention(block_bytes=BLOCK_BYTES, caps=self.caps),
             block_size=B,
+            journal=self.journal.summary(),
             max_unnamed=self.max_unnamed,
         )
 
+    def whole_tree(self, *, attached: bool = True) -> TurnTree:
+        """A tree with all of the journal in memory."""
+        tree = self.fresh_tree()
+        for head_id in self.journal.heads:
+            tree.take_in(head_id, self.journal.find(head_id))
+        if attached:
+            attach_all(tree)
+        return tree
+
     def restart(self) -> None:
-        """Forget memory and load the journal, hashes included."""
-        self.tree = self.load(self.journal)
-        attach_all(self.tree)
+        """Forget memory and take everything in, hashes included."""
+        self.tree = self.whole_tree()
+
+    def look_up(self, name: str) -> None:
+        """Have a session in memory, hashes included, or know that there is none."""
+        head_id = (TENANT, name)
+        if not self.tree.knows(head_id):
+            self.tree.take_in(head_id, self.journal.find(head_id))
+            attach_all(self.tree)
 
     def commit(self, change: Change) -> Change:
         self.journal.commit(change.ops)
+        self.tree.settle(change)
         return change
 
     def open(self, name: str, now: float = 1.0, **said: bytes | str) -> Change:
@@ -195,9 +241,7 @@ def snapshot(tree: TurnTree) -> dict[str, object]:
             for node_id, node in state.nodes.items()
         },
         "heads": dict(state.heads),
-        "unnamed": dict(state.unnamed),
-        "keys": dict(state.keys),
-        "names": {key: list(names) for key, names in state._names.items() if names},
+        "counts": (state.num_named, state.num_unnamed),
         "owners": dict(retention._owners),
         "pins": {tier: dict(pins) for tier, pins in retention._pins.items()},
     }

@@ -160,12 +160,16 @@ def test_a_retry_attaches_to_the_run_and_hears_all_of_it() -> None:
         first = two.receive()
         assert (first["t"], first["offset"], first["attempt"]) == ("delta", 0, seen[0]["attempt"])
         assert len(first["tokens"]) >= 5
-        assert two.call("turn", 8, **{**turn, "tokens": [2]})["code"] == "idempotency_conflict"
+        heard = [first]
+        two.send("turn", 8, **{**turn, "tokens": [2]})
+        while (reply := two.receive())["id"] != 8:
+            heard.append(reply)
+        assert reply["code"] == "idempotency_conflict"
         # Not streaming, it waits for the end alone.
         two.send("turn", 9, **{**turn, "stream": False})
         hold.release()
         mine = [*seen, *one.until(2)]
-        theirs = [first, *two.until(7)]
+        theirs = [*heard, *two.until(7)]
         for replies in (mine, theirs):
             *deltas, done = replies
             assert [t for d in deltas for t in d["tokens"]] == done["tokens"]

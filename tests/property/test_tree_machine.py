@@ -1,4 +1,8 @@
-"""The tree against a model that knows only lists; the journal is loaded after every step."""
+"""The tree against a model that knows only lists, with ever other sessions in memory.
+
+After every step all of the journal is loaded into another tree, which has to be as the model is;
+the tree itself has to be as that one in all that it has in memory.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,9 @@ class TreeMachine(RuleBasedStateMachine):
         return self.now
 
     def pick(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.turns)), label="session")
+        name = data.draw(st.sampled_from(sorted(self.turns)), label="session")
+        self.s.look_up(name)
+        return name
 
     def done(self, data: st.DataObject, make) -> object:
         """Make the change, now and then failing to commit it once before."""
@@ -79,19 +85,15 @@ class TreeMachine(RuleBasedStateMachine):
             # The id is lost, which no journal ever saw; keep the two comparable.
             self.s.tree._next_node_id = next_id
         owners_before = set(self.s.tree.retention._owners)
-        change = self.s.commit(make())
+        change = make()
         gone = owners_before - set(self.s.tree.retention._owners)
         if not any(isinstance(op, DeleteHead) for op in change.ops):
             gone = {key for key in gone if is_tail(key)}
         assert sorted(change.freed_keys) == sorted(gone)
+        self.s.commit(change)
         # After a restart a head may have come to a turn whose tail nobody has told yet.
         attach_all(self.s.tree)
         return change
-
-    def drop_oldest_unnamed(self) -> None:
-        unnamed = [name for name in self.turns if name.startswith("~")]
-        for name in sorted(unnamed, key=lambda name: self.used[name])[: max(0, len(unnamed) - 2)]:
-            self.forget(name)
 
     def forget(self, name: str) -> None:
         del self.turns[name], self.used[name]
@@ -105,6 +107,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(name=NAMES, data=st.data())
     def open(self, name: str, data: st.DataObject) -> None:
         now = self.tick()
+        self.s.look_up(name)
         if name not in self.turns and len(self.named()) == 4:
             with pytest.raises(Overloaded):
                 self.s.open(name, now=now)
@@ -144,6 +147,7 @@ class TreeMachine(RuleBasedStateMachine):
         depth = data.draw(st.integers(1, len(self.turns[source])))
         node_id = self.turns[source][depth - 1][0]
         target = None if unnamed else name
+        self.s.look_up(name)
 
         def make():
             return self.s.tree.fork(TENANT, source, target, now=now, node_id=node_id)
@@ -160,7 +164,6 @@ class TreeMachine(RuleBasedStateMachine):
         assert change.head.name == target or change.head.name.startswith("~")
         self.turns[change.head.name] = self.turns[source][:depth]
         self.used[change.head.name] = now
-        self.drop_oldest_unnamed()
 
     @precondition(some_session)
     @rule(data=st.data(), turns=st.integers(1, 4))
@@ -192,6 +195,8 @@ class TreeMachine(RuleBasedStateMachine):
     def pin(self, data: st.DataObject, tier: Tier, ttl_s: float | None, priority: int) -> None:
         name = self.pick(data)
         now = self.tick()
+        for other in self.turns:  # so that all pins are known to the last tail
+            self.s.look_up(other)
 
         def make():
             return self.s.tree.pin(
@@ -220,21 +225,65 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data(), waited_s=st.sampled_from([1.0, 5.0, 60.0, MONTH_S]))
     def expire(self, data: st.DataObject, waited_s: float) -> None:
         self.now += waited_s
-        if self.s.tree.expire(self.now) is not None:
-            # What was taken could only be taken once: go back to before by loading.
-            self.restart()
-            self.done(data, lambda: self.s.tree.expire(self.now))
+        due = self.s.journal.due_unnamed(self.now - MONTH_S, 2)
+        for _, name in due:
+            self.s.look_up(name)
+        wanted = any(
+            end is not None and end <= self.now for _, end, _ in self.pins.values()
+        ) or bool(due)
+        if wanted:
+            self.done(data, lambda: self.s.tree.expire(self.now, due))
+        else:
+            assert self.s.tree.expire(self.now, due) is None
+        self.s.commit(self.s.tree.forget_keys(self.now))
         for name, (_, end, _) in list(self.pins.items()):
             if end is not None and end <= self.now:
                 del self.pins[name]
-        for name in [n for n in self.turns if n.startswith("~")]:
-            if self.used[name] + MONTH_S <= self.now:
-                self.forget(name)
+        for _, name in due:
+            self.forget(name)
         self.keys = {key: at for key, at in self.keys.items() if at + TTL_S > self.now}
 
     @rule()
     def restart(self) -> None:
-        self.s.restart()
+        self.s.tree = self.s.fresh_tree()
+        for name in self.pins:
+            self.s.look_up(name)
+
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        loose = [head_id for head_id in self.s.tree.coldest()]
+        assert {name for _, name in loose} == self.loaded() - set(self.pins)
+        for head_id in data.draw(st.permutations(loose)) if loose else ():
+            if data.draw(st.booleans()):
+                released = set(self.s.tree.released_keys(head_id))
+                before = set(self.s.tree.retention._owners)
+                self.s.tree.let_go(head_id)
+                assert before - set(self.s.tree.retention._owners) == released
+
+    @precondition(some_session)
+    @rule(data=st.data())
+    def changes_under_way_keep_what_they_touch(self, data: st.DataObject) -> None:
+        """A change is taken back after everything else that may has left memory."""
+        name = self.pick(data)
+        now = self.tick()
+        tree = self.s.tree
+        counts = snapshot(tree)["counts"]
+        change = data.draw(
+            st.sampled_from(
+                [
+                    lambda: tree.delete(TENANT, name),
+                    lambda: self.s.begin_turn(name, [1, 1], now=now),
+                    lambda: tree.touch(TENANT, name, now=now),
+                ]
+            )
+        )()
+        for head_id in list(tree.coldest()):
+            tree.let_go(head_id)
+        tree.revert(change)
+        assert snapshot(tree)["counts"] == counts
+        assert self.loaded() == {name, *self.pins}
+        if change.node_id is not None:
+            tree._next_node_id -= 1
 
     # Model answers
 
@@ -263,31 +312,42 @@ class TreeMachine(RuleBasedStateMachine):
                 found[tier][key] = max(found[tier].get(key, 0), priority)
         return found
 
+    def loaded(self) -> set[str]:
+        return {name for _, name in self.s.tree._state.heads}
+
     # Invariants
 
     @invariant()
-    def logs_are_those_of_the_model(self) -> None:
-        tree = self.s.tree
-        names = [head.name for head in tree.list_heads(TENANT)[0]]
-        assert names == sorted(self.named())
+    def everything_agrees(self) -> None:
+        self.whole = self.s.whole_tree()
+        self.the_journal_is_as_the_model(self.whole)
+        self.ranks_are_what_heads_and_pins_reach()
+        self.bytes_of_sessions_sum_to_all_that_is_retained()
+        self.what_is_in_memory_is_as_in_the_journal()
+
+    def the_journal_is_as_the_model(self, tree) -> None:
+        assert tree.num_sessions == self.s.tree.num_sessions == len(self.named())
+        assert tree.num_unnamed == self.s.tree.num_unnamed == len(self.turns) - len(self.named())
         live = {node_id for turns in self.turns.values() for node_id, _ in turns}
         assert tree.num_nodes == len(live)
-        for name, turns in self.turns.items():
-            head = tree.head(TENANT, name)
-            log = [token for _, tokens in turns for token in tokens]
-            assert head.node_id == turns[-1][0]
-            assert tree.num_turns(head.node_id) == len(turns) - 1
-            assert tree.tokens_of(head.node_id) == log
-            assert tree.hashes_of(head.node_id) == full_hashes(log)
-            assert tree.num_tokens(head.node_id) == len(log)
-        for key in (f"k{i}" for i in range(1, self.num_keys + 1)):
-            at = self.keys.get(key)
-            known = at is not None and at + TTL_S > self.now
-            assert (tree.find_key(TENANT, key, now=self.now) is not None) == known
+        for name in self.turns:
+            self.check_log(tree, name)
+        known = {key for key, at in self.keys.items() if at + TTL_S > self.now}
+        assert known <= {key for _, key in self.s.journal.keys}
+        assert len(self.s.journal.keys) <= 3
 
-    @invariant()
+    def check_log(self, tree, name: str) -> None:
+        turns = self.turns[name]
+        head = tree.head(TENANT, name)
+        log = [token for _, tokens in turns for token in tokens]
+        assert head.node_id == turns[-1][0]
+        assert tree.num_turns(head.node_id) == len(turns) - 1
+        assert tree.tokens_of(head.node_id) == log
+        assert tree.hashes_of(head.node_id) == full_hashes(log)
+        assert tree.num_tokens(head.node_id) == len(log)
+
     def ranks_are_what_heads_and_pins_reach(self) -> None:
-        retention = self.s.tree.retention
+        retention = self.whole.retention
         owned = {key for name in self.turns for key in self.owned_by(name)}
         pinned = self.pinned()
         assert set(retention._owners) == owned
@@ -297,9 +357,8 @@ class TreeMachine(RuleBasedStateMachine):
                 rank = PINNED + pinned[tier][key] if key in pinned[tier] else RETAINED
                 assert retention.rank(key, tier) == rank
 
-    @invariant()
     def bytes_of_sessions_sum_to_all_that_is_retained(self) -> None:
-        tree = self.s.tree
+        tree = self.whole
         exclusive = 0
         shared: set[bytes] = set()
         for name in self.turns:
@@ -312,12 +371,33 @@ class TreeMachine(RuleBasedStateMachine):
             assert set(keys.exclusive) == set(self.owned_by(name)) - others
         assert exclusive + len(shared) == tree.retention.num_keys
 
-    @invariant()
-    def loading_the_journal_gives_what_is_in_memory(self) -> None:
-        again = self.s.load(self.s.journal)
-        attach_all(again)
-        assert snapshot(again) == snapshot(self.s.tree)
-        assert again._next_node_id == self.s.tree._next_node_id
+    def what_is_in_memory_is_as_in_the_journal(self) -> None:
+        tree, whole = self.s.tree, self.whole
+        assert set(self.pins) <= self.loaded() <= set(self.turns)
+        assert tree._next_node_id == self.s.journal.next_node_id
+        here, there = snapshot(tree), snapshot(whole)
+        for name in self.loaded():
+            self.check_log(tree, name)
+            keys = {*tree.session_keys(TENANT, name).exclusive}
+            assert keys >= {*whole.session_keys(TENANT, name).exclusive}
+        paths = {node_id for name in self.loaded() for node_id, _ in self.turns[name]}
+        assert set(here["nodes"]) == paths
+        assert tree.num_bytes == sum(node.num_bytes for node in tree._state.nodes.values())
+        for node_id, (record, parent, counts, pins, _) in here["nodes"].items():
+            assert (record, parent, counts, pins) == there["nodes"][node_id][:4]
+        assert here["heads"].items() <= there["heads"].items()
+        # Tails of sessions that are not in memory may be known or not.
+        owned = {key for name in self.loaded() for key in self.owned_by(name)}
+        ends = {turns[-1][0] for name, turns in self.turns.items() if name in self.loaded()}
+        tails = {tree._state.nodes[node_id].tail for node_id in ends}
+        known = {key for key in owned if not is_tail(key)} | (tails - {None})
+        assert known <= set(tree.retention._owners)
+        assert all(is_tail(key) for key in set(tree.retention._owners) - known)
+        for tier in Tier:
+            pins, all_pins = here["pins"][tier], there["pins"][tier]
+            assert pins.items() <= all_pins.items()
+            assert not {key for key in all_pins.keys() - pins.keys() if key in known}
+        assert not [node for node in tree._state.nodes.values() if not node.held]
 
 
 TestTree = TreeMachine.TestCase

@@ -1,4 +1,4 @@
-from sessionkv.cache.attach import attach_loaded
+from sessionkv.cache.attach import attach_session
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.turns import NewNode
 from sessionkv.types import BlockHash
@@ -17,6 +17,15 @@ def grow(s, name, delta):
     return s.commit(s.tree.append_turn(TENANT, name, new, base_id=head.node_id, now=2.0))
 
 
+def attach(s, root):
+    """Attach hashes to what lacks them; how many sessions that were."""
+    attached = 0
+    for head in s.tree.unattached():
+        attach_session(s.tree, head, root, B)
+        attached += 1
+    return attached
+
+
 def test_a_loaded_tree_retains_what_it_did_before():
     s = Sessions()
     s.open("a")
@@ -27,11 +36,10 @@ def test_a_loaded_tree_retains_what_it_did_before():
     s.open("empty")
     s.commit(s.tree.pin(TENANT, "b", tier="host", now=4.0))
     warm = snapshot(s.tree)
-    s.tree = s.load(s.journal)
-    assert attach_loaded(s.tree, ROOT_HASH, B) == 3
+    s.tree = s.whole_tree(attached=False)
+    assert [attach(s, ROOT_HASH) for _ in range(2)] == [3, 0]
     # The fork's turn has no head on it any more, so its tail is of no use and stays unknown.
     assert snapshot(s.tree) == warm
-    assert attach_loaded(s.tree, ROOT_HASH, B) == 0
 
 
 def test_another_identity_shares_no_block_with_the_first():
@@ -39,7 +47,7 @@ def test_another_identity_shares_no_block_with_the_first():
     s.open("a")
     change = grow(s, "a", range(9))
     before = set(s.tree.keys_of(change.node_id))
-    s.tree = s.load(s.journal)
-    attach_loaded(s.tree, BlockHash(b"x" * 32), B)
+    s.tree = s.whole_tree(attached=False)
+    attach(s, BlockHash(b"x" * 32))
     assert len(before) == 2
     assert not before & set(s.tree.keys_of(change.node_id))

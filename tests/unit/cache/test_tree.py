@@ -3,7 +3,6 @@ import pytest
 from sessionkv.cache.turns import NewNode, format_node_id, parse_node_id
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import (
-    IdempotencyConflict,
     InvalidRequest,
     NodeNotFound,
     Overloaded,
@@ -13,14 +12,13 @@ from sessionkv.errors import (
     SessionDiffers,
     SessionExists,
     SessionNotFound,
-    StoreUnavailable,
     TurnKind,
 )
 from sessionkv.types import (
     DeleteHead,
-    DeleteKey,
     DeleteNode,
-    JournalState,
+    ForgetKeys,
+    KeepIds,
     PutHead,
     PutKey,
     PutNode,
@@ -86,12 +84,12 @@ def test_turn_is_node_head_and_key_in_one_transaction():
     s.open("a")
     key = key_record("k", 2.0)
     change = s.turn("a", [1, 2, 3, 4, 5, 6], key=key)
-    assert kinds(change) == [PutNode, PutHead, PutKey]
+    assert kinds(change) == [PutNode, PutHead, PutKey, ForgetKeys]
     assert change.head.node_id == change.node_id == 2
     assert s.tokens("a") == [1, 2, 3, 4, 5, 6]
     assert s.tree.hashes_of(2) == full_hashes([1, 2, 3, 4, 5, 6])
     assert s.tree.record(2).chain_hash == full_hashes([1, 2, 3, 4, 5, 6])[0]
-    assert s.tree.find_key(TENANT, "k", now=3.0) == key
+    assert s.journal.keys == {(TENANT, "k"): key}
 
 
 def test_a_grown_tail_is_freed_unless_another_head_is_on_it():
@@ -328,49 +326,44 @@ def test_tenants_do_not_see_each_other():
         s.tree.head("other", "a")
     with pytest.raises(NodeNotFound):
         s.tree.branch("other", 2, now=3.0)
-    assert s.tree.list_heads("other") == ([], None)
+    assert s.tree.num_unnamed == 0
     s.restart()
     with pytest.raises(NodeNotFound):
         s.tree.branch("other", 2, now=3.0)
 
 
-def test_unnamed_heads_get_names_of_their_node_and_are_kept_30_days():
+def test_unnamed_heads_get_names_that_nobody_ever_had_and_are_kept_30_days():
     s = Sessions()
     s.open("a")
     s.turn("a", [1])
     names = [s.commit(s.tree.branch(TENANT, 2, now=10.0 + i)).head.name for i in range(3)]
-    assert names == ["~n-2", "~n-2.2", "~n-2.3"]
-    assert s.commit(s.tree.fork(TENANT, "a", None, now=13.0)).head.name == "~n-2.4"
-    s.turn("~n-2", [2, 3], now=20.0)
-    days_30 = 30 * 86400.0
-    change = s.commit(s.tree.expire(days_30 + 12.0))
-    assert [op.name for op in change.ops if isinstance(op, DeleteHead)] == ["~n-2.2", "~n-2.3"]
-    assert s.tree.expire(days_30 + 12.5) is None
-    assert s.tokens("~n-2") == [1, 2, 3]
+    assert names == ["~n-2.3", "~n-2.4", "~n-2.5"]
+    s.restart()
+    change = s.commit(s.tree.fork(TENANT, "a", None, now=13.0))
+    assert (change.head.name, kinds(change)) == ("~n-2.6", [PutHead, KeepIds])
+    s.turn("~n-2.3", [2, 3], now=20.0)
+    assert (s.tree.num_sessions, s.tree.num_unnamed) == (1, 4)
+    now = 30 * 86400.0 + 12.0
+    due = s.journal.due_unnamed(12.0, 100)
+    # Neither one that is not due nor one that is not in memory is taken.
+    change = s.commit(s.tree.expire(now, [*due, (TENANT, "~n-2.3"), (TENANT, "~n-9.9")]))
+    assert [op.name for op in change.ops if isinstance(op, DeleteHead)] == ["~n-2.4", "~n-2.5"]
+    assert s.tree.expire(now, due) is None
+    assert s.tokens("~n-2.3") == [1, 2, 3]
 
 
-def test_oldest_unnamed_heads_make_room_for_new_ones():
+def test_oldest_unnamed_heads_make_room_where_there_are_too_many():
     s = Sessions(max_unnamed=2)
     s.open("a")
     s.turn("a", [1])
     for i in range(2):
         s.commit(s.tree.branch(TENANT, 2, now=10.0 + i))
-    s.commit(s.tree.touch(TENANT, "~n-2", now=15.0))
-    change = s.commit(s.tree.branch(TENANT, 1, now=16.0))
-    assert kinds(change) == [PutHead, DeleteHead]
-    assert change.ops[1].name == "~n-2.2"
-    assert s.tree.num_sessions == 1
-
-
-def test_branching_from_the_oldest_unnamed_head_keeps_its_node():
-    s = Sessions(max_unnamed=1)
-    s.open("a")
-    s.turn("a", [1])
-    s.commit(s.tree.branch(TENANT, 2, now=3.0))
-    s.turn("~n-2", [2])
-    change = s.commit(s.tree.branch(TENANT, 3, now=4.0))
-    assert change.freed_node_ids == ()
-    assert s.tokens("~n-3") == [1, 2]
+    s.commit(s.tree.touch(TENANT, "~n-2.3", now=15.0))
+    assert s.journal.due_unnamed(0.0, 2) == []
+    s.commit(s.tree.branch(TENANT, 1, now=16.0))
+    change = s.commit(s.tree.expire(16.0, s.journal.due_unnamed(0.0, 2)))
+    assert change.ops == (DeleteHead(TENANT, "~n-2.4"),)
+    assert (s.tree.num_sessions, s.tree.num_unnamed) == (1, 2)
 
 
 def test_too_many_sessions_is_overloaded_and_forks_count():
@@ -389,32 +382,17 @@ def test_too_many_sessions_is_overloaded_and_forks_count():
     assert s.open("c").node_id == 2
 
 
-def test_keys_are_bounded_expire_and_conflict():
+def test_a_key_goes_to_the_journal_with_its_turn_and_the_oldest_go():
     s = Sessions(LimitsConfig(idempotency_keys=2, idempotency_ttl_s=100.0))
-    s.commit(s.tree.record_key(key_record("k1", 1.0), now=1.0))
-    s.commit(s.tree.record_key(key_record("k2", 2.0), now=2.0))
-    with pytest.raises(IdempotencyConflict):
-        s.tree.record_key(key_record("k2", 3.0), now=3.0)
-    change = s.commit(s.tree.record_key(key_record("k3", 3.0), now=3.0))
-    assert change.ops == (DeleteKey(TENANT, "k1"), PutKey(key_record("k3", 3.0)))
-    assert s.tree.find_key(TENANT, "k1", now=3.0) is None
-    assert s.tree.find_key("other", "k2", now=3.0) is None
-    # Run out but not yet swept: absent for look-ups, replaced by a new one.
-    assert s.tree.find_key(TENANT, "k2", now=102.0) is None
-    again = s.commit(s.tree.record_key(key_record("k2", 102.0), now=102.0))
-    assert kinds(again) == [DeleteKey, PutKey]
-    assert [op.key for op in s.commit(s.tree.expire(103.0)).ops] == ["k3"]
-    assert s.tree.find_key(TENANT, "k2", now=103.0) == key_record("k2", 102.0)
-
-
-def test_refused_key_leaves_the_turn_undone():
-    s = Sessions()
+    change = s.commit(s.tree.record_key(key_record("k1", 1.0), now=1.0))
+    assert change.ops == (PutKey(key_record("k1", 1.0)), ForgetKeys(-99.0, 2))
     s.open("a")
-    s.commit(s.tree.record_key(key_record("k", 1.0), now=1.0))
-    before = snapshot(s.tree)
-    with pytest.raises(IdempotencyConflict):
-        s.begin_turn("a", [1], key=key_record("k", 2.0))
-    assert snapshot(s.tree) == before
+    change = s.turn("a", [1], now=3.0, key=key_record("k2", 3.0))
+    assert kinds(change) == [PutNode, PutHead, PutKey, ForgetKeys]
+    s.commit(s.tree.record_key(key_record("k3", 4.0), now=4.0))
+    assert list(s.journal.keys) == [(TENANT, "k2"), (TENANT, "k3")]
+    assert s.commit(s.tree.forget_keys(103.0)).ops == (ForgetKeys(3.0, 2),)
+    assert list(s.journal.keys) == [(TENANT, "k3")]
 
 
 def test_changes_are_taken_back_last_first_and_once():
@@ -440,23 +418,6 @@ def test_changes_are_taken_back_last_first_and_once():
     assert s.turn("a", [6]).node_id == 4
 
 
-def test_list_is_by_name_in_pages_without_unnamed_ones():
-    s = Sessions()
-    for name in ("b", "a", "trip", "trip-2", "trip-10", "é", "\U0001f600"):
-        s.open(name)
-    s.commit(s.tree.branch(TENANT, 1, now=3.0))
-    everything, after = s.tree.list_heads(TENANT)
-    assert [head.name for head in everything] == sorted(
-        ["a", "b", "trip", "trip-10", "trip-2", "é", "\U0001f600"]
-    )
-    assert after is None
-    page, after = s.tree.list_heads(TENANT, prefix="trip", limit=2)
-    assert ([head.name for head in page], after) == (["trip", "trip-10"], "trip-10")
-    page, after = s.tree.list_heads(TENANT, prefix="trip", after=after, limit=2)
-    assert ([head.name for head in page], after) == (["trip-2"], None)
-    assert [head.name for head in s.tree.list_heads(TENANT, prefix="~")[0]] == ["~n-1"]
-
-
 def test_a_loaded_tree_knows_no_hashes_until_attached():
     s = Sessions()
     s.open("a")
@@ -464,7 +425,7 @@ def test_a_loaded_tree_knows_no_hashes_until_attached():
     s.turn("a", [6, 7, 8, 9, 10, 11])
     s.commit(s.tree.pin(TENANT, "a", tier="host", now=2.0))
     warm = snapshot(s.tree)
-    s.tree = s.load(s.journal)
+    s.tree = s.whole_tree(attached=False)
     assert [head.name for head in s.tree.unattached()] == ["a"]
     assert s.tree.hashes_of(3) == []
     assert s.tree.retention.num_keys == 0
@@ -483,24 +444,9 @@ def test_a_turn_attaches_the_history_it_stands_on():
     s = Sessions()
     s.open("a")
     s.turn("a", [1, 2, 3, 4, 5])
-    s.tree = s.load(s.journal)
+    s.tree = s.whole_tree(attached=False)
     s.turn("a", [6, 7, 8])
     assert s.tree.hashes_of(3) == full_hashes([1, 2, 3, 4, 5, 6, 7, 8])
-
-
-def test_load_refuses_a_journal_with_a_missing_node():
-    s = Sessions()
-    s.open("a")
-    s.turn("a", [1])
-    state = s.journal.state()
-    for nodes in (state.nodes[1:], state.nodes[:1]):
-        with pytest.raises(StoreUnavailable):
-            type(s.tree).load(
-                JournalState(nodes, state.heads, (), 3),
-                s.limits,
-                s.tree.retention,
-                block_size=4,
-            )
 
 
 def test_pin_terms_and_refusals_move_nothing():

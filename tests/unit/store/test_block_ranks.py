@@ -121,14 +121,14 @@ def test_a_rank_that_fell_counts_at_once_and_keeps_the_place_by_use(disk: Disk) 
 
 
 def test_a_fall_that_was_only_noted_is_written_when_the_store_is_closed(disk: Disk) -> None:
-    a, b, c, d, e, f = six(disk, 1, 1, 1, 1, 1, 1)
+    a, _, _, d, _, _ = six(disk, 1, 1, 1, 1, 1, 1)
     disk.fell(d, 0)
     disk.restart()
     assert disk.push_out(2) == [d.key, a.key]
 
 
 def test_nothing_makes_room_for_a_block_of_a_lower_rank(disk: Disk) -> None:
-    a, b, c, d, e, f = six(disk, 1, 53, 1, 1, 1, 1)
+    a, _, c, *_ = six(disk, 1, 53, 1, 1, 1, 1)
     low, same, high = (block(ROOT, [50 + i] * 4) for i in range(3))
     assert disk.put(low, rank=0) == [NO_ROOM]
     assert disk.store.evicted() == ()
@@ -167,7 +167,7 @@ def test_a_parent_stays_for_a_child_of_a_higher_rank(disk: Disk) -> None:
 
 def test_a_lower_cap_takes_pinned_blocks_too(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "store", 6)
-    a, b, c, d, e, f = six(disk, 53, 1, 0, 103, 1, 0)
+    _, b, c, _, e, f = six(disk, 53, 1, 0, 103, 1, 0)
     disk.stop()
     disk.cap_bytes = 2 * (MIB + 4096) + MIB // 2
     disk.start()

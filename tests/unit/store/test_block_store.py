@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionkv.errors import StoreError
+from sessionkv.errors import StoreError, StoreUnavailable
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory, disk_bytes
 from sessionkv.types import BlockRecord, DiskBlock, MoveOutcome
@@ -261,11 +261,14 @@ def test_identities_do_not_see_each_others_blocks(directory: StoreDirectory) -> 
     two.close()
 
 
-def test_a_cap_without_room_for_a_record_turns_writing_off(directory: StoreDirectory) -> None:
-    store = opened(directory, cap_bytes=20_000)
-    assert put(store, block(ROOT, [1] * 4)) == [NO_ROOM]
-    assert (store.enabled, "no room for a record" in store.stats().reason) == (False, True)
+def test_a_cap_without_room_for_a_record_is_refused(directory: StoreDirectory) -> None:
+    store = opened(directory)
+    put(store, block(ROOT, [1] * 4))
     store.close()
+    with pytest.raises(StoreUnavailable, match="20000 bytes has no room for a record"):
+        opened(directory, cap_bytes=20_000)
+    assert disk_bytes(directory.blocks_path) <= 2**16
+    opened(directory).close()
 
 
 def test_a_view_of_the_wrong_size_is_refused(directory: StoreDirectory) -> None:

@@ -86,3 +86,23 @@ def test_opening_is_what_all_replies_have_in_common():
 def test_template_that_refuses_everything_has_default_habits():
     found = habits("{{ raise_exception('no') }}")
     assert (found.closing, found.opening, found.folds_system) == ("", "", False)
+
+
+def test_what_a_reply_shows_of_a_tool_call():
+    assert built.llama3().renderer.habits.calling == '{"name": "'
+    assert built.llama3().calls_tool('Let me see. {"name": "look", "parameters": {}}')
+    assert not built.llama3().calls_tool('{"city": "Oslo"}')
+    assert built.chatml().renderer.habits.calling == ""
+    assert not built.chatml().calls_tool('{"name": "look"}')
+    tags = CALLING.replace("%s", "<tool_call>{{ c.function.name }}")
+    assert habits(tags + "{% if add_generation_prompt %}assistant:{% endif %}").calling == (
+        "<tool_call>"
+    )
+    short = CALLING.replace("%s", "[{{ c.function.name }}")
+    assert habits(short + "{% if add_generation_prompt %}assistant:{% endif %}").calling == ""
+
+
+def test_control_tokens_around_a_call_are_not_shown():
+    named = CALLING.replace("%s", "<|im_start|>call: {{ c.function.name }}<|im_end|>")
+    found = habits(named + "{% if add_generation_prompt %}assistant:{% endif %}")
+    assert found.calling == "call:"

@@ -1,0 +1,123 @@
+"""What core does by itself between turns: lets run out what has run out, and keeps memory bounded.
+
+Pins, unnamed sessions and idempotency keys run out; sessions that were not used for long leave
+memory, those whose KV is in a tier of memory excepted: what eviction there and writing to disk go
+by must be right for them. After a start the sessions that were pinned are taken in, a few at a
+time, since a pin counts from when its session is in memory. Core thread only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from sessionkv.cache.tree_heads import UNNAMED_TTL_S
+from sessionkv.cache.turns import Change, HeadId
+from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.engine.loading import Loader, Ready
+from sessionkv.engine.messages import CallDone
+from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.turns import TurnDesk
+from sessionkv.errors import SessionKVError
+from sessionkv.store.questions import Due, FindDue
+
+MEMORY_BYTES = 64 * 1024**2
+"""Turns in memory past this are let go, of the sessions used longest ago."""
+_LOOKED_AT = 64
+"""Sessions looked at in one round, to be let go."""
+_LOADS = 32
+"""Sessions that are asked for at once: requests must not wait behind them for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """Something that waits for the journal; comes back to :meth:`Housekeeping.serve`.
+
+    Attributes:
+        head: The unnamed session that has run out, or the pinned one that was taken in; None asks
+            what has run out.
+        pinned: Whether ``head`` was pinned.
+    """
+
+    head: HeadId | None = None
+    pinned: bool = False
+
+
+class Housekeeping:
+    """Chores of one core."""
+
+    def __init__(self, parts: CoreParts, commits: Commits, turns: TurnDesk, loader: Loader) -> None:
+        self._parts = parts
+        self._tree = parts.tree
+        self._commits = commits
+        self._turns = turns
+        self._loader = loader
+        self._pinned = deque(parts.pinned)
+        self._asked_due = False
+
+    def tidy(self) -> None:
+        """To be called often: cold sessions leave memory, pinned ones come in."""
+        while self._pinned and len(self._loader) < _LOADS:
+            head = self._pinned.popleft()
+            self._loader.submit(Chore(head, pinned=True), (head,))
+        if self._tree.num_bytes > MEMORY_BYTES:
+            self._let_go()
+
+    def expire(self, wall: float) -> None:
+        """To be called now and then: let fall off what has run out."""
+        self._commit(self._tree.expire(wall))
+        num_keys = self._parts.store.journal_figures().num_keys
+        if self._asked_due or not (self._tree.num_unnamed or num_keys):
+            return
+        self._asked_due = True
+        limits = self._parts.config.limits
+        asked = FindDue(
+            unnamed_until_s=wall - UNNAMED_TTL_S,
+            keep_unnamed=self._tree.max_unnamed,
+            keys_until_s=wall - limits.idempotency_ttl_s,
+            keep_keys=int(limits.idempotency_keys),
+            limit=_LOADS,
+        )
+        self._loader.submit(Chore(), question=asked)
+
+    def serve(self, chore: Chore, ready: Ready, wall: float) -> None:
+        """The journal has answered."""
+        if chore.head is None:
+            self._asked_due = False
+            if isinstance(ready.reply, Due):
+                self._take_due(ready.reply, wall)
+        elif chore.pinned:
+            self.tidy()
+        elif ready.error is None and not self._turns.is_running(chore.head):
+            self._commit(self._tree.expire(wall, (chore.head,)))
+
+    def _take_due(self, due: Due, wall: float) -> None:
+        """Keys go at once, sessions when they are in memory."""
+        if due.keys:
+            self._commit(self._tree.forget_keys(wall))
+        for head in due.heads:
+            self._loader.submit(Chore(head), (head,))
+
+    def _commit(self, change: Change | None) -> None:
+        if change is not None:
+            # Where the journal takes no more, it is as before and runs out again the next time.
+            with contextlib.suppress(SessionKVError):
+                self._commits.submit(PendingCommit(change, CallDone(-1)))
+
+    def _let_go(self) -> None:
+        for head in list(islice(self._tree.coldest(), _LOOKED_AT)):
+            if self._is_in_use(head):
+                self._tree.used(head)
+                continue
+            self._turns.last_cache.pop(self._tree.head(*head).node_id, None)
+            self._tree.let_go(head)
+            if self._tree.num_bytes <= MEMORY_BYTES:
+                return
+
+    def _is_in_use(self, head: HeadId) -> bool:
+        if self._turns.is_running(head) or self._loader.is_awaited(head):
+            return True
+        kv = self._parts.kv
+        return any(kv.tiers_of(key) for key in self._tree.released_keys(head))
