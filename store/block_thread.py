@@ -49,8 +49,8 @@ MAX_TRANSFERS = 4096
 _WRITE_PIECE_BYTES = 64 * 1024**2
 # Large enough to be worth handing over, small enough that all readers share a restore.
 _READ_PIECE_BYTES = 4 * 1024**2
-# Two keep a disk busy; more are for what the system has in memory, at a memory copy's rate each.
-_READERS = max(2, min(8, (os.cpu_count() or 1) // 2))
+# More than cores on a small machine, for they mostly wait for the disk.
+_READERS = max(4, min(8, (os.cpu_count() or 1) // 2))
 _READ_PIECES = 2 * _READERS
 
 

@@ -1,161 +1,158 @@
-"""Where a block's payload is best kept: in segment files, or as a value inside LMDB.
-
-Writes, then reads warm and cold, records of the size of a 16-token block of the default model in
-fp32 (720 KiB). Both ways are durable when a batch is answered, hold the same metadata and check
-xxh3-128 when reading; segment files are the product's own block store.
-
-    python -m benchmarks.store.layout [--records 128] [--batch 11] [--rounds 3] [--dir DIR]
-"""
+"""Writing and reading whole stores: the product against a plain file of the same bytes."""
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import os
+import random
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import lmdb
-import xxhash
+from benchmarks.report import Row, median_row, timed
+from benchmarks.store.contenders import Contender, RawFile, Segments, Values
+from benchmarks.store.options import StoreOptions
+from benchmarks.store.shapes import Load, forget_pages, load
+from benchmarks.store.written import Written
 
-from sessionkv.store.block_store import BlockStore
-from sessionkv.store.directory import StoreDirectory
-from sessionkv.types import BlockHash, BlockRecord, DiskBlock, DiskQuery, KVGeometry, MoveOutcome
-
-GEOMETRY = KVGeometry(30, 3, 64, 16, "float32", 4)
-ROOT = BlockHash(bytes(32))
-
-
-def chain(count: int) -> list[BlockRecord]:
-    """A chain of full blocks."""
-    records: list[BlockRecord] = []
-    for i in range(count):
-        parent = records[-1].key if records else ROOT
-        key = BlockHash(hashlib.sha256(parent + bytes([i % 256])).digest())
-        records.append(BlockRecord(key, parent, tuple(range(i, i + 16))))
-    return records
+ABOUT = "block store against sequential write + fsync and sequential read of a file, same run"
+CHURN_SHARE = 20  # one in so many blocks is free when the next are written: 95% full
 
 
-class Values:
-    """Payload as values of LMDB, checksum in front."""
+@dataclass(slots=True)
+class Sample:
+    """Figures of one store of one kind, MB/s unless said."""
 
-    def __init__(self, path: Path) -> None:
-        """Open an empty environment."""
-        self.env = lmdb.open(str(path / "lmdb"), map_size=2**33)
-        self.into = bytearray(GEOMETRY.block_bytes)
-
-    def write(self, batch: list[tuple[BlockRecord, memoryview]]) -> None:
-        """One synchronous transaction."""
-        with self.env.begin(write=True) as txn:
-            for record, payload in batch:
-                digest = xxhash.xxh3_128_digest(payload)
-                txn.put(record.key, b"".join((digest, payload)))
-
-    def read(self, records: list[BlockRecord]) -> None:
-        """Each value copied out of its transaction and checked."""
-        for record in records:
-            with self.env.begin(buffers=True) as txn:
-                value = txn.get(record.key)
-                self.into[:] = value[16:]
-                digest = bytes(value[:16])
-            if xxhash.xxh3_128_digest(self.into) != digest:
-                raise SystemExit("wrong bytes")
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
+    write: float = 0.0
+    cold: float = 0.0
+    warm: float = 0.0
+    churn_write: float = 0.0
+    churn_cold: float = 0.0
+    amplification: float = 0.0
+    churn_amplification: float = 0.0
+    device_amplification: float = 0.0
+    churn_device_amplification: float = 0.0
 
 
-class Segments:
-    """The product's block store."""
-
-    def __init__(self, path: Path) -> None:
-        """Open an empty store."""
-        self.directory = StoreDirectory.open(path / "store")
-        self.store = BlockStore(self.directory, bytes(32), GEOMETRY, cap_bytes=2**40)
-        self.into = bytearray(GEOMETRY.block_bytes)
-
-    def write(self, batch: list[tuple[BlockRecord, memoryview]]) -> None:
-        """One batch: payload, fdatasync, index transaction."""
-        if set(self.store.write_many(batch)) != {MoveOutcome.OK}:
-            raise SystemExit("not written")
-
-    def read(self, records: list[BlockRecord]) -> None:
-        """One lookup, then each block read into place and checked."""
-        tokens = tuple(t for record in records for t in record.token_ids)
-        keys = tuple(record.key for record in records)
-        receipt = self.store.lookup(DiskQuery(keys, ROOT, tokens, 0))
-        if len(receipt.blocks) != len(records):
-            raise SystemExit("not found")
-        for found in receipt.blocks:
-            if self.store.read(DiskBlock(found.record, found.slot), memoryview(self.into)) is not (
-                MoveOutcome.OK
-            ):
-                raise SystemExit("wrong bytes")
-        self.store.release(receipt.receipt_id)
-
-    def close(self) -> None:
-        """Close the store."""
-        self.store.close()
-        self.directory.close()
+def measure(options: StoreOptions) -> list[Row]:
+    """Raw file and product in turn, so that both meet the same disk."""
+    rows: list[Row] = []
+    for size_kib in options.sizes_kib:
+        work = load(size_kib, options.store_bytes)
+        raw, own = [], []
+        for _ in range(options.repeats):
+            raw.append(one_round(options, work, RawFile))
+            own.append(one_round(options, work, _product, churn=True))
+        rows += _rows(f"{size_kib} KiB", raw, own)
+    return rows
 
 
-def forget_pages(path: Path) -> None:
-    """Drop the files' pages from the page cache, so that the next read is cold."""
-    for file in path.rglob("*"):
-        if file.is_file():
-            fd = os.open(file, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+def measure_values(options: StoreOptions) -> list[Row]:
+    """Values inside LMDB, synchronous and not; no bounds: the way not taken."""
+    rows: list[Row] = []
+    for size_kib in options.sizes_kib:
+        work = load(size_kib, options.store_bytes)
+        for sync in (True, False):
+            name = f"{size_kib} KiB, LMDB values, {'sync' if sync else 'no sync but at the end'}"
+
+            def values(path: Path, work: Load, sync: bool = sync) -> Contender:
+                return Values(path, work, sync=sync)
+
+            samples = [one_round(options, work, values, churn=True) for _ in range(options.repeats)]
+            rows += _speeds(name, samples)
+            for when, column in (("", "amplification"), (" in churn", "churn_amplification")):
+                found = [getattr(sample, column) for sample in samples]
+                rows.append(median_row(f"{name}: bytes written{when}", found, "x"))
+    return rows
 
 
-def timed(work: Callable[[], None]) -> float:
-    """Seconds that ``work`` takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def one_round(kind: type[Values] | type[Segments], options: argparse.Namespace) -> list[float]:
-    """MB/s of writing, reading warm and reading cold."""
-    records = chain(options.records)
-    payload = memoryview(bytearray(os.urandom(GEOMETRY.block_bytes)))
-    size = options.records * GEOMETRY.block_bytes / 1e6
-    with tempfile.TemporaryDirectory(dir=options.dir) as name:
-        path = Path(name)
-        side = kind(path)
-
-        def write() -> None:
-            for start in range(0, len(records), options.batch):
-                side.write([(r, payload) for r in records[start : start + options.batch]])
-
-        speeds = [size / timed(write), size / timed(lambda: side.read(records))]
+def one_round(
+    options: StoreOptions,
+    work: Load,
+    make: Callable[[Path, Load], Contender],
+    *,
+    churn: bool = False,
+) -> Sample:
+    """A new store: filled, read cold and warm; written over once at 95% full, read cold."""
+    everything = range(len(work.records))
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        path = Path(name) / "store"
+        side = make(path, work)
+        sample = Sample()
+        with Written(path.parent, work.total_bytes) as written:
+            sample.write = _speed(work, lambda: side.write(everything))
+        sample.amplification, sample.device_amplification = written.factor, written.device_factor
         side.close()
         forget_pages(path)
-        side = kind(path)
-        speeds.append(size / timed(lambda: side.read(records)))
+        side = make(path, work)
+        sample.cold = _speed(work, side.read)
+        sample.warm = _speed(work, side.read)
+        if churn:
+            with Written(path.parent, work.total_bytes) as written:
+                sample.churn_write = _speed(work, lambda: _churn(side, len(everything)))
+            sample.churn_amplification = written.factor
+            sample.churn_device_amplification = written.device_factor
+            side.close()
+            forget_pages(path)
+            side = make(path, work)
+            sample.churn_cold = _speed(work, side.read)
         side.close()
-    return speeds
+    return sample
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=11)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dir", default=None)
-    options = parser.parse_args()
-    print(f"{'MB/s, medians':24}{'write':>8}{'warm':>8}{'cold':>8}")
-    for kind in (Values, Segments):
-        rounds = [one_round(kind, options) for _ in range(options.rounds)]
-        medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
-        print(f"{kind.__name__:24}" + "".join(f"{value:8.0f}" for value in medians))
+def _product(path: Path, work: Load) -> Contender:
+    return Segments(path, work)
 
 
-if __name__ == "__main__":
-    main()
+def _churn(side: Contender, total: int) -> None:
+    """Forget and write again every block, in random order, a twentieth of the store at a time."""
+    order = random.Random(1).sample(range(total), total)
+    step = max(1, total // CHURN_SHARE)
+    for start in range(0, total, step):
+        part = order[start : start + step]
+        side.delete(part)
+        side.write(part)
+
+
+def _speed(work: Load, action: Callable[[], None]) -> float:
+    return work.total_bytes / timed(action) / 1e6
+
+
+def _rows(name: str, raw: Sequence[Sample], own: Sequence[Sample]) -> list[Row]:
+    rows = [
+        median_row(f"{name}, raw file: {what}", [getattr(s, what) for s in raw], "MB/s")
+        for what in ("write", "cold", "warm")
+    ]
+    rows += _speeds(name, own)
+    for what, against, bound in (
+        ("write", "write", 0.8),
+        ("churn_write", "write", 0.8),
+        ("cold", "cold", 0.8),
+        ("churn_cold", "cold", 0.8),
+    ):
+        ratios = [
+            getattr(ours, what) / getattr(theirs, against)
+            for ours, theirs in zip(own, raw, strict=True)
+        ]
+        label = f"{name}: {_words(what)} / raw {against}"
+        rows.append(Row(label, statistics.median(ratios), "x", len(ratios), (">=", bound), ratios))
+    for when, column in (
+        ("", "amplification"),
+        (" in churn", "churn_amplification"),
+        (" by the device", "device_amplification"),
+        (" by the device in churn", "churn_device_amplification"),
+    ):
+        found = [getattr(sample, column) for sample in own]
+        rows.append(median_row(f"{name}: bytes written{when}", found, "x", bound=("<=", 1.1)))
+    return rows
+
+
+def _speeds(name: str, samples: Sequence[Sample]) -> list[Row]:
+    return [
+        median_row(f"{name}: {_words(what)}", [getattr(s, what) for s in samples], "MB/s")
+        for what in ("write", "churn_write", "cold", "churn_cold", "warm")
+    ]
+
+
+def _words(what: str) -> str:
+    return f"{what.removeprefix('churn_')} after churn" if what.startswith("churn_") else what

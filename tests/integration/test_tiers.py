@@ -273,3 +273,23 @@ def test_bytes_of_sessions_sum_to_what_is_held(tmp_path: Path) -> None:
         assert len(engine.parts.kv.resident_keys()) == held
         assert engine.stats()["kv"]["device"]["used_bytes"] == held * BLOCK_BYTES
         assert engine.stats()["store"]["blocks"]["blocks"] == held
+
+
+# -- clean ahead of need
+
+
+@pytest.mark.parametrize(("host_blocks", "disk_bytes"), [(60, 0), (0, DISK), (60, DISK)])
+def test_under_steady_pressure_no_eviction_waits(
+    tmp_path: Path, host_blocks: int, disk_bytes: int
+) -> None:
+    config = engine_config(tmp_path, blocks=40, host_blocks=host_blocks, disk_bytes=disk_bytes)
+    with open_engine(config) as engine:
+        for i in range(30):
+            first_turn(engine, str(i), 13 * i)
+            eventually(lambda: engine.stats()["ledger"]["transfers_in_flight"] == 0)
+        for tier in ("device", "host"):
+            kv = engine.stats()["kv"][tier]
+            assert kv["evictions_waited"] == 0
+            assert (kv["clean_blocks"] + kv["dirty_blocks"]) * BLOCK_BYTES == kv["used_bytes"]
+        assert engine.stats()["kv"]["device"]["evictions"] > 30
+        engine.assert_ledger()

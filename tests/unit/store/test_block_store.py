@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sessionkv.errors import StoreError, StoreUnavailable
+from sessionkv.store.block_index import BlockIndex
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory, disk_bytes
+from sessionkv.store.segments import SegmentFiles
 from sessionkv.types import BlockRecord, DiskBlock, MoveOutcome
 from tests.builders.store import IDENTITY, ROOT, block, chain, geometry, payload, query
 
@@ -124,10 +128,10 @@ def test_everything_is_there_after_reopening(directory: StoreDirectory) -> None:
     records = chain(list(range(40)))
     put(store, *records)
     store.delete([records[3].key])
-    assert disk_bytes(directory.blocks_path, "*/*.kv") == 10 * SLOT_BYTES
+    assert slots_of(directory) == 10
     store.close()
     # The deleted one's slot was given back.
-    assert disk_bytes(directory.blocks_path, "*/*.kv") == 9 * SLOT_BYTES
+    assert slots_of(directory) == 9
     store = opened(directory)
     assert store.stats().blocks == 9
     assert present(store, list(range(40))) == 3
@@ -286,4 +290,91 @@ def test_a_slot_that_never_was_is_missing(directory: StoreDirectory) -> None:
         found = DiskBlock(block(ROOT, [1]), slot)
         assert store.read(found, memoryview(bytearray(4096))) is MISSING
     assert store.stats().missing_blocks == 2
+    store.close()
+
+
+def slots_of(directory: StoreDirectory) -> int:
+    """Slots' worth of disk space that the segment files take."""
+    return disk_bytes(directory.blocks_path, "*/*.kv") // SLOT_BYTES
+
+
+def test_freed_slots_are_taken_again_after_reopening(directory: StoreDirectory) -> None:
+    store = opened(directory)
+    records = chain(list(range(80)))
+    put(store, *records)
+    for _ in range(3):
+        store.delete([record.key for record in records[5:9]])
+        store.close()
+        assert slots_of(directory) == 16
+        store = opened(directory)
+        put(store, *records[5:9])
+        assert slots_of(directory) == 20
+        assert present(store, list(range(80))) == 20
+    assert store.verify() == (20, 0)
+    store.close()
+
+
+def test_space_that_a_crash_left_in_unused_slots_is_given_back(
+    directory: StoreDirectory, tmp_path: Path
+) -> None:
+    """The process ends between writing payloads and naming them: in slots used before, and new."""
+    store = opened(directory)
+    records = chain(list(range(80)))
+    put(store, *records[:10])
+    store.delete([record.key for record in records[:3]])
+    store.close()
+    assert slots_of(directory) == 7
+    store = opened(directory)
+    job = store.begin_write([(record, memoryview(payload(record))) for record in records[10:]])
+    job.run()
+    assert sorted(job.slots.values()) == [0, 1, 2, *range(10, 17)]
+    assert slots_of(directory) == 17
+    shutil.copytree(directory.path, tmp_path / "crashed")
+    with StoreDirectory.open(tmp_path / "crashed") as other:
+        crashed = opened(other)
+        assert slots_of(other) == 7
+        assert crashed.verify() == (7, 0)
+        put(crashed, *records)
+        assert crashed.verify() == (20, 0)
+        crashed.close()
+    assert store.finish_write(job) == [OK] * 10
+    assert store.verify() == (17, 0)
+    store.close()
+
+
+def test_a_write_that_fails_keeps_its_slots_for_the_next(
+    directory: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(directory)
+    records = chain(list(range(40)))
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentFiles, "write", failing)
+        assert put(store, *records[:4]) == [MoveOutcome.IO_ERROR] * 4
+    assert not store.enabled
+    store.close()
+    store = opened(directory)
+    put(store, *records)
+    assert slots_of(directory) == 10
+    store.close()
+
+
+def test_verify_frees_what_a_damaged_index_lost(directory: StoreDirectory) -> None:
+    store = opened(directory)
+    records = chain(list(range(40)))
+    put(store, *records)
+    store.close()
+    index = BlockIndex(directory.blocks_path / IDENTITY.hex() / "index", 4)
+    damaged = records[4].key
+    index.write(lambda txn: txn.put(damaged, b"?" * 60, db=index._entries))
+    index.close()
+    store = opened(directory)
+    assert present(store, list(range(40))) == 4
+    assert store.verify() == (9, 0)
+    put(store, records[4])
+    assert slots_of(directory) == 10
+    assert store.verify() == (10, 0)
     store.close()
