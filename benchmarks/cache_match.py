@@ -53,7 +53,7 @@ class Bench:
 
     def _turn(self, seq_id: int, chain: TokenChain) -> None:
         match = self.kv.match(chain)
-        self.kv.admit(seq_id, chain, match, use_host=True, use_disk=True, room_tokens=len(chain))
+        self.kv.admit(seq_id, chain, match, room_tokens=len(chain))
         self.kv.commit(seq_id, len(chain))
         self.kv.finish(seq_id)
 
@@ -68,9 +68,7 @@ class Bench:
         spent = {
             "hash": timed(lambda: chain.extend(self.log)),
             "match": timed(lambda: matches.append(kv.match(known))),
-            "leases and table": timed(
-                lambda: kv.admit(seq_id, known, matches[0], use_host=True, use_disk=True)
-            ),
+            "leases and table": timed(lambda: kv.admit(seq_id, known, matches[0])),
         }
         spent["match, leases and table"] = spent["match"] + spent["leases and table"]
         length = len(known)

@@ -42,7 +42,6 @@ def _timed(harm: Callable[..., Outcome], trials: int, seed: int) -> dict[str, An
         **asdict(outcome),
         "trials": sum(outcome.trials.values()),
         "kinds": dict(outcome.trials),
-        "served_wrong": 0,
         "elapsed_s": time.monotonic() - began_s,
     }
 
@@ -54,8 +53,8 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(
         (
             f"block store: {blocks['trials']:,} harms in {blocks['elapsed_s']:.0f} s ({kinds})",
-            f"  served wrong {blocks['served_wrong']}; served right {blocks['served']:,}, found "
-            f"bad and removed {blocks['bad']:,}, not found {blocks['absent']:,}; without effect "
+            f"  served right {blocks['served']:,} (one served wrong ends the run), found bad and "
+            f"removed {blocks['bad']:,}, not found {blocks['absent']:,}; without effect "
             f"{blocks['harmless']:,} harms",
             f"engines: {engines['trials']:,} harms of their blocks, every answer a cold engine's; "
             f"{engines['bad']:,} bad blocks removed, {engines['served']:,} tokens from disk",

@@ -157,14 +157,12 @@ class Trace:
         """One turn: match, admit, compute, keep."""
         chain, kv = session.chain, self.kv
         seq_id = self._next
-        admission = kv.admit(
-            seq_id, chain, kv.match(chain), use_host=False, use_disk=False, room_tokens=len(chain)
-        )
+        admission = kv.admit(seq_id, chain, kv.match(chain), room_tokens=len(chain))
         if admission is None:
             raise SystemExit("a turn does not fit the device")
         counts = self.counts[session.is_agent]
         counts.known += session.written
-        counts.hit += min(admission.cached_tokens, session.written)
+        counts.hit += min(admission.device_tokens, session.written)
         kv.stage(seq_id, len(chain))
         kv.commit(seq_id, len(chain))
         kv.unstage()

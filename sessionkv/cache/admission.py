@@ -1,12 +1,13 @@
-"""From a match to a sequence with its first blocks: held, copied on write, or being fetched.
+"""From a match to a sequence with its first blocks: held, copied on write, or in its gap.
 
 =========  =========================  ======================================
 source     full block                 block matched in its first k slots
 =========  =========================  ======================================
 device     held                       continued in place if it ends there and
-                                      nobody holds it, else copied
-host       fetched, published         fetched, private
-disk       fetched, published         fetched, private
+                                      nobody holds it, else copied; not used
+                                      behind blocks of lower tiers
+host       may be loaded, published   may be loaded, private
+disk       may be loaded, published   may be loaded, private
 =========  =========================  ======================================
 """
 
@@ -15,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sessionkv.cache.chain import TokenChain
-from sessionkv.cache.fetching import Fetcher, Load
+from sessionkv.cache.gap import Gap, Load
 from sessionkv.cache.matching import Found, Source, tier_of
 from sessionkv.cache.prefix_index import Entry
 from sessionkv.cache.residency import Residency
 from sessionkv.cache.sequence import RunningSequence, TailOrigin
-from sessionkv.types import Admission, BlockCopy, DiskBlock, Tier, Transfer
+from sessionkv.types import Admission, BlockCopy, DiskBlock, Tier
 
 
 @dataclass(slots=True)
@@ -31,8 +32,8 @@ class Choice:
         held: Device blocks of the leading full blocks.
         rest: Full blocks past them, in order.
         tail: Block whose first ``tail_tokens`` slots are used, or None.
-        tokens: How many tokens come from each tier, the tail's among them.
-        loads: How many blocks come from a lower tier, the tail included.
+        tokens: How many tokens are in each tier, the tail's among them.
+        loads: How many blocks are in a lower tier, the tail included.
         in_place: The tail is continued where it is.
     """
 
@@ -56,7 +57,7 @@ class Choice:
         return self.loads + copied
 
     def blocks_in(self, tier: Tier) -> list[int]:
-        """Blocks in DEVICE or HOST to take content from, in order of the chain."""
+        """Blocks in DEVICE or HOST that have the content, in order of the chain."""
         sources = self.rest if self.tail is None else [*self.rest, self.tail]
         found = self.held[:] if tier is Tier.DEVICE else []
         for source in sources:
@@ -66,38 +67,31 @@ class Choice:
         return found
 
 
-def choose(found: Found, residency: Residency, *, use_host: bool, use_disk: bool) -> Choice:
-    """Cut a match at the first block of a tier that is not to be used. A question."""
+def choose(found: Found, residency: Residency) -> Choice:
+    """What of a match is used: all but some tails. A question."""
     size = residency.block_size
-    refused = {tier for tier, used in ((Tier.HOST, use_host), (Tier.DISK, use_disk)) if not used}
     tokens = dict.fromkeys(Tier, 0)
     tokens[Tier.DEVICE] = len(found.held) * size
-    length = 0
     for source in found.rest:
-        tier = tier_of(source)
-        if tier in refused:
-            break
-        tokens[tier] += size
-        length += 1
+        tokens[tier_of(source)] += size
     loads = (tokens[Tier.HOST] + tokens[Tier.DISK]) // size
-    choice = Choice(found.held, found.rest[:length], tokens, loads)
-    tail = found.tail
-    if tail is not None and length == len(found.rest) and tier_of(tail) not in refused:
-        _choose_tail(choice, tail, found.tail_tokens, residency)
+    choice = Choice(found.held, found.rest, tokens, loads)
+    if found.tail is not None:
+        _choose_tail(choice, found.tail, found.tail_tokens, residency)
     return choice
 
 
 def _choose_tail(choice: Choice, tail: Source, tail_tokens: int, residency: Residency) -> None:
     tier = tier_of(tail)
+    if tier is Tier.DEVICE and choice.loads:
+        # Its slots would wait to be written while others may want the block as it is.
+        return
     in_place = (
         isinstance(tail, Entry)
         and tail.device is not None
         and tail.record.fill == tail_tokens
         and residency.device.num_leases(tail.device) == 0
     )
-    if tier is Tier.DEVICE and not in_place and choice.loads:
-        # A fetch may fail and shorten the table, and the copy would then be into a freed block.
-        return
     choice.tail, choice.tail_tokens, choice.in_place = tail, tail_tokens, in_place
     choice.tokens[tier] += tail_tokens
     choice.loads += tier is not Tier.DEVICE
@@ -106,9 +100,8 @@ def _choose_tail(choice: Choice, tail: Source, tail_tokens: int, residency: Resi
 class Admitter:
     """Carries a choice out. Changes nothing unless all of it succeeds."""
 
-    def __init__(self, residency: Residency, fetcher: Fetcher) -> None:
+    def __init__(self, residency: Residency) -> None:
         self._residency = residency
-        self._fetcher = fetcher
 
     def admit(
         self,
@@ -119,32 +112,25 @@ class Admitter:
         disk_below: bool,
         room_tokens: int,
     ) -> tuple[RunningSequence, Admission] | None:
-        """Hold, allocate and start fetching; None when the device has no room now."""
+        """Hold and allocate; None when the device has no room now."""
         size = self._residency.block_size
         matched_blocks = choice.num_blocks + (choice.tail is not None)
         room_blocks = max(-(-room_tokens // size) - matched_blocks, 0)
         fresh = self._take_room(choice.fresh_blocks + room_blocks, choice)
         if fresh is None:
             return None
-        cached = sum(choice.tokens.values())
+        found = sum(choice.tokens.values())
+        there = len(choice.held) * size if choice.loads else found
         sequence = RunningSequence(
-            seq_id, chain, choice.held[:], cached, (cached // size + 1) * size, disk_below
+            seq_id, chain, choice.held[:], there, (there // size + 1) * size, disk_below
         )
-        loads = self._fill_table(sequence, choice, fresh)
-        copies = self._add_tail(sequence, choice, fresh, loads)
+        copies: tuple[BlockCopy, ...] = ()
+        if choice.loads:
+            sequence.gap = self._open_gap(sequence, choice, fresh, found)
+        elif choice.tail is not None:
+            copies = self._add_tail(sequence, choice.tail, choice, fresh)
         sequence.table.extend(fresh)
-        transfers: tuple[Transfer, ...] = ()
-        if loads:
-            sequence.fetch, transfers = self._fetcher.start(seq_id, loads)
-        return sequence, Admission(
-            block_ids=tuple(sequence.table),
-            cached_tokens=cached,
-            device_tokens=choice.tokens[Tier.DEVICE],
-            host_tokens=choice.tokens[Tier.HOST],
-            disk_tokens=choice.tokens[Tier.DISK],
-            copies=copies,
-            transfers=transfers,
-        )
+        return sequence, Admission(tuple(sequence.table), there, found, copies)
 
     def _take_room(self, count: int, choice: Choice) -> list[int] | None:
         """Hold what is matched on the device, then allocate ``count`` blocks among the others.
@@ -163,50 +149,50 @@ class Admitter:
             host.release_chain(reversed(below))
         return fresh
 
-    def _fill_table(
-        self, sequence: RunningSequence, choice: Choice, fresh: list[int]
-    ) -> list[Load]:
-        """What is not on the device gets a fresh block and a load."""
+    def _open_gap(
+        self, sequence: RunningSequence, choice: Choice, fresh: list[int], end_tokens: int
+    ) -> Gap:
+        """What is not on the device gets a fresh block and may be loaded; sources are held."""
         size = self._residency.block_size
-        loads: list[Load] = []
-        table = sequence.table
+        table, start = sequence.table, len(sequence.table)
+        loads: list[Load | None] = []
         for source in choice.rest:
             block = source.device if isinstance(source, Entry) else None
+            load = None
             if block is None:
                 block = fresh.pop()
-                loads.append(_load(len(table), source, block, tokens=size, private=False))
+                load = _load(len(table), source, block, tokens=size, private=False)
             table.append(block)
-        return loads
+            loads.append(load)
+        if choice.tail is not None:
+            block, tokens = fresh.pop(), choice.tail_tokens
+            loads.append(_load(len(table), choice.tail, block, tokens=tokens, private=True))
+            table.append(block)
+        self._residency.host.lease_chain(choice.blocks_in(Tier.HOST))
+        return Gap(sequence.seq_id, loads, start=start, end_tokens=end_tokens)
 
     def _add_tail(
-        self,
-        sequence: RunningSequence,
-        choice: Choice,
-        fresh: list[int],
-        loads: list[Load],
+        self, sequence: RunningSequence, tail: Source, choice: Choice, fresh: list[int]
     ) -> tuple[BlockCopy, ...]:
-        tail = choice.tail
-        if tail is None:
-            return ()
-        tokens = choice.tail_tokens
-        source = tail.device if isinstance(tail, Entry) else None
-        if choice.in_place and source is not None:
-            self._residency.device.reopen(source)
-            block = source
-        else:
+        """Continue a tail on the device where it is, or in a copy."""
+        source, tokens = _device_block(tail), choice.tail_tokens
+        if not choice.in_place:
             block = fresh.pop()
-        position = len(sequence.table)
-        sequence.table.append(block)
-        whole = tail.record.fill == tokens < self._residency.block_size
-        if source is None:
-            loads.append(_load(position, tail, block, tokens=tokens, private=True))
-        if whole and (source is None or choice.in_place):
-            on_disk = isinstance(tail, DiskBlock) or tail.on_disk
-            sequence.tail_origin = TailOrigin(tail.record.key, tokens, block, on_disk)
-        if source is None or choice.in_place:
-            return ()
-        sequence.copy_source = source
-        return (BlockCopy(source, block, tokens),)
+            sequence.table.append(block)
+            sequence.copy_source = source
+            return (BlockCopy(source, block, tokens),)
+        self._residency.device.reopen(source)
+        sequence.table.append(source)
+        if tail.record.fill == tokens < self._residency.block_size:
+            on_disk = isinstance(tail, Entry) and tail.on_disk
+            sequence.tail_origin = TailOrigin(tail.record.key, tokens, source, on_disk)
+        return ()
+
+
+def _device_block(source: Source) -> int:
+    if not isinstance(source, Entry) or source.device is None:
+        raise TypeError(f"{source} is not on the device")
+    return source.device
 
 
 def _load(position: int, source: Source, block: int, *, tokens: int, private: bool) -> Load:

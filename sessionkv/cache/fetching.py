@@ -1,80 +1,34 @@
-"""Moves up: blocks of one admission copied from host and disk into fresh device blocks.
+"""Moves up: blocks of sequences' gaps copied from host and disk into their device blocks.
 
-The source host block is held and the device block is filling until the move is answered. What
-arrives is published at once, whatever became of the sequence; what does not is a miss.
+The source is held and the device block is filling until the move is answered. What arrives is
+published at once, whatever became of the sequence; what does not is a miss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-from sessionkv.cache.prefix_index import Entry
+from sessionkv.cache.gap import Gap, Load
 from sessionkv.cache.residency import Residency
 from sessionkv.types import (
     BlockHash,
     BlockMove,
-    BlockRecord,
+    Fetched,
+    MissReason,
     MoveOutcome,
     Tier,
     Transfer,
     TransferResult,
 )
 
-_LOST = (MoveOutcome.MISSING, MoveOutcome.CORRUPT)
+MOVES_PER_FETCH = 32
+"""Small enough that computing soon learns how fast loads are, large enough that an answer costs
+little beside its blocks."""
 
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """One block on its way to the device.
-
-    Attributes:
-        position: Index in the sequence's table.
-        block: Device block being filled; its one lease is the sequence's, or the job's where the
-            sequence has ended.
-        source: HOST or DISK.
-        place: Host block, or slot on disk.
-        tokens: Slots of it that the sequence uses.
-        private: The sequence will write behind the used slots, so the block is not published.
-        entry: Index entry of a block on the host.
-    """
-
-    position: int
-    record: BlockRecord
-    block: int
-    source: Tier
-    place: int
-    tokens: int
-    private: bool
-    entry: Entry | None = None
-    transfer_id: int = -1
-    outcome: MoveOutcome | None = None
-    forgotten: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class FetchJob:
-    """All loads of one admission, in one transfer for each source tier.
-
-    Attributes:
-        alive: The sequence still wants them; else what arrives is cached and let go.
-        pending: Ids of transfers not answered.
-        loads: By position in the table.
-    """
-
-    seq_id: int
-    loads: dict[int, Load]
-    pending: set[int]
-    alive: bool = True
-
-    def failed(self) -> list[Load]:
-        """Loads answered with anything but OK."""
-        return [x for x in self.loads.values() if x.outcome not in (None, MoveOutcome.OK)]
-
-    def tokens_from(self, source: Tier, length: int) -> int:
-        """Tokens that a table of ``length`` blocks has from one tier."""
-        loads = self.loads.values()
-        return sum(x.tokens for x in loads if x.source is source and x.position < length)
+_WHY_LOST = {
+    MoveOutcome.CORRUPT: MissReason.CORRUPT,
+    MoveOutcome.MISSING: MissReason.EVICTED,
+}
 
 
 class Fetcher:
@@ -87,58 +41,58 @@ class Fetcher:
     def __init__(self, residency: Residency, transfer_ids: Iterator[int]) -> None:
         self._residency = residency
         self._transfer_ids = transfer_ids
-        self._jobs: dict[int, FetchJob] = {}
+        self._loads: dict[int, tuple[Gap, list[Load]]] = {}
         self.in_flight: dict[BlockHash, Load] = {}
 
     def __len__(self) -> int:
         """Transfers in flight."""
-        return len(self._jobs)
+        return len(self._loads)
 
     def __contains__(self, transfer_id: int) -> bool:
-        return transfer_id in self._jobs
+        return transfer_id in self._loads
 
-    def jobs(self) -> set[FetchJob]:
-        """Jobs with transfers in flight."""
-        return set(self._jobs.values())
+    def loads(self) -> Iterator[tuple[Gap, Load]]:
+        """All blocks on their way."""
+        return ((gap, load) for gap, loads in self._loads.values() for load in loads)
 
-    def start(self, seq_id: int, loads: list[Load]) -> tuple[FetchJob, tuple[Transfer, ...]]:
-        """Hold the sources and make one transfer for each source tier."""
-        job = FetchJob(seq_id, {load.position: load for load in loads}, set())
-        transfers = []
-        for source in (Tier.HOST, Tier.DISK):
-            mine = [load for load in loads if load.source is source]
-            if mine:
-                transfers.append(self._transfer(job, source, mine))
-        return job, tuple(transfers)
+    def claim(self, gap: Gap, wanted: Mapping[Tier, int]) -> tuple[Transfer, ...]:
+        """Start loading a gap's last unclaimed blocks, so many of each tier, the last ones first.
 
-    def _transfer(self, job: FetchJob, source: Tier, loads: list[Load]) -> Transfer:
+        Their sources are held already.
+        """
+        transfers: list[Transfer] = []
+        for tier, count in wanted.items():
+            loads = gap.take(tier, count)
+            for end in range(len(loads), 0, -MOVES_PER_FETCH):
+                transfers.append(self._start(gap, loads[max(end - MOVES_PER_FETCH, 0) : end]))
+        return tuple(transfers)
+
+    def _start(self, gap: Gap, loads: list[Load]) -> Transfer:
         transfer_id = next(self._transfer_ids)
         for load in loads:
-            load.transfer_id = transfer_id
-            if source is Tier.HOST:
-                self._residency.host.lease(load.place)
+            gap.claimed(load, transfer_id)
             if not load.private:
                 self.in_flight[load.record.key] = load
-        job.pending.add(transfer_id)
-        self._jobs[transfer_id] = job
+        self._loads[transfer_id] = gap, loads
         moves = tuple(BlockMove(load.record, load.place, load.block) for load in loads)
-        return Transfer(transfer_id, source, Tier.DEVICE, moves)
+        return Transfer(transfer_id, loads[0].source, Tier.DEVICE, moves)
 
-    def finish(self, result: TransferResult) -> FetchJob | None:
-        """Take in an answer; the job when it was the last one of it."""
-        job = self._jobs.pop(result.transfer_id)
-        loads = [x for x in job.loads.values() if x.transfer_id == result.transfer_id]
+    def finish(self, result: TransferResult) -> Fetched | None:
+        """Take in an answer; not None where the sequence still runs."""
+        gap, loads = self._loads.pop(result.transfer_id)
+        lost: dict[int, MissReason] = {}
         for load, outcome in zip(loads, result.outcomes, strict=True):
             load.outcome = outcome
+            gap.loading[load.source] -= 1
             self.in_flight.pop(load.record.key, None)
             if outcome is MoveOutcome.OK:
-                self._arrived(load, job)
+                self._arrived(load, gap)
             else:
-                self._failed(load, job)
+                self._failed(load, gap)
+                lost[load.position] = _WHY_LOST.get(outcome, MissReason.NOT_STORED)
             if load.source is Tier.HOST:
                 self._residency.host.release(load.place)
-        job.pending.discard(result.transfer_id)
-        return None if job.pending else job
+        return Fetched(gap.seq_id, len(loads) - len(lost), lost) if gap.alive else None
 
     def forget(self, key: BlockHash) -> None:
         """Do not publish the block when it arrives."""
@@ -154,20 +108,20 @@ class Fetcher:
             disk = load.source is Tier.DISK
             self._residency.publish(load.record, load.block, on_disk=disk, disk_below=disk)
 
-    def _arrived(self, load: Load, job: FetchJob) -> None:
+    def _arrived(self, load: Load, gap: Gap) -> None:
         self._residency.counters.count_move(load.source, Tier.DEVICE, succeeded=True)
-        if not load.private or not job.alive:
+        if not load.private or not gap.alive:
             self.publish(load)
-        if not job.alive:
+        if not gap.alive:
             self._residency.device.release(load.block)
 
-    def _failed(self, load: Load, job: FetchJob) -> None:
+    def _failed(self, load: Load, gap: Gap) -> None:
         corrupt = load.outcome is MoveOutcome.CORRUPT
         self._residency.counters.count_move(load.source, Tier.DEVICE, succeeded=False)
         self._residency.counters.corrupt += corrupt
         if load.entry is not None:
             self._residency.lose_host(load.entry, corrupt=corrupt)
-        elif load.outcome in _LOST:
+        elif load.outcome in _WHY_LOST:
             self._residency.lose_disk(load.record.key, corrupt=corrupt)
-        if not job.alive:
+        if not gap.alive:
             self._residency.device.abandon_fill(load.block)

@@ -86,18 +86,19 @@ def _check_index(residency: Residency) -> None:
 def _check_leases(
     residency: Residency, running: RunningSet, fetcher: Fetcher, spiller: Spiller
 ) -> None:
-    """Every lease has exactly one owner: a table, a copy-on-write, a fetch or a spill."""
+    """Every lease has exactly one owner: a table, a copy-on-write, a gap, a load or a spill."""
     device: Counter[int] = Counter()
     host: Counter[int] = Counter()
     for sequence in running:
         device.update(sequence.table)
         if sequence.copy_source is not None:
             device[sequence.copy_source] += 1
-    for job in fetcher.jobs():
-        waiting = [load for load in job.loads.values() if load.outcome is None]
-        host.update(load.place for load in waiting if load.source is Tier.HOST)
-        if not job.alive:
-            device.update(load.block for load in waiting)
+        if sequence.gap is not None:
+            ahead = [load for load in sequence.gap.ahead() if load.is_unclaimed]
+            host.update(load.place for load in ahead if load.source is Tier.HOST)
+    for gap, load in fetcher.loads():
+        host.update([load.place] if load.source is Tier.HOST else [])
+        device.update([] if gap.alive else [load.block])
     for transfer in spiller.transfers():
         sources = device if transfer.src is Tier.DEVICE else host
         sources.update(move.src for move in transfer.moves)
@@ -115,11 +116,14 @@ def _check_sequence(residency: Residency, sequence: RunningSequence) -> None:
     _require(len(set(table)) == len(table), "a block is in a table twice", sequence)
     _require(sequence.committed <= len(table) * size, "committed past the table", sequence)
     _require(sequence.committed < sequence.boundary, "boundary is behind", sequence)
-    if sequence.fetch is not None:
-        return
-    full = sequence.committed // size
+    full, gap = sequence.committed // size, sequence.gap
     for position, block in enumerate(table):
         filling = residency.device.state(block) is BlockState.FILLING
+        if gap is not None and position >= full and gap.is_there(position):
+            load = gap.at(position)
+            private = load is not None and load.private
+            _require(filling == private, "a block of a gap is not as it should be", position)
+            continue
         borrowed = position < full and bool(sequence.lenders)
         _require(
             filling == (position >= full) or borrowed,

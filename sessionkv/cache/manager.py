@@ -5,27 +5,26 @@ chain may reuse), :class:`Admitter` (first blocks), :class:`RunningSet` (steps a
 :class:`Fetcher` (moves up) and :class:`Spiller` (moves down). Decides over ids only; touches no
 bytes, waits for nothing, keeps no time. One thread.
 
-Block ids of a table do not change and tables only grow, until ``finish`` or ``preempt`` ends them
-(a failed fetch may shorten one before its sequence has run).
+Block ids of a table do not change and tables only grow, until ``finish`` or ``preempt`` ends them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sessionkv.cache import matching
 from sessionkv.cache.admission import Admitter, choose
 from sessionkv.cache.block_pool import LeaseError
 from sessionkv.cache.chain import TokenChain
-from sessionkv.cache.fetching import Fetcher, FetchJob
+from sessionkv.cache.fetching import Fetcher
 from sessionkv.cache.invariants import check_cache
 from sessionkv.cache.ledger import CacheUsage, Ledger
 from sessionkv.cache.matching import Found
+from sessionkv.cache.meeting import advance
 from sessionkv.cache.residency import Residency
 from sessionkv.cache.retention_view import UNRETAINED, RetentionView
 from sessionkv.cache.running import RunningSet
-from sessionkv.cache.sequence import RunningSequence
 from sessionkv.cache.spilling import Spiller
 from sessionkv.types import (
     Admission,
@@ -34,7 +33,7 @@ from sessionkv.types import (
     DiskReceipt,
     Fetched,
     Match,
-    MoveOutcome,
+    Meeting,
     Tier,
     Transfer,
     TransferResult,
@@ -94,7 +93,7 @@ class KVCacheManager:
         transfer_ids = itertools.count(1)
         self._fetcher = Fetcher(self._residency, transfer_ids)
         self._spiller = Spiller(self._residency, transfer_ids, clean_ahead_blocks=clean_ahead)
-        self._admitter = Admitter(self._residency, self._fetcher)
+        self._admitter = Admitter(self._residency)
         self._running = RunningSet(self._residency, self._fetcher, keep_blocks=prefix_cache)
         self._preempted: dict[int, None] = {}
 
@@ -104,7 +103,7 @@ class KVCacheManager:
         """Longest verified prefix. A question: changes nothing. O(blocks matched)."""
         chain = self._own(chain)
         found = self._find(chain, receipt)
-        choice = choose(found, self._residency, use_host=True, use_disk=True)
+        choice = choose(found, self._residency)
         key = found.next_key
         load = None if key is None else self._fetcher.in_flight.get(key)
         return Match(
@@ -157,7 +156,7 @@ class KVCacheManager:
             chain,
             self._residency.index,
             staged=self._running.staged,
-            in_flight=self._fetcher.in_flight.keys(),
+            coming=(self._fetcher.in_flight.keys(), self._running.fillers.keys()),
             receipt=receipt,
             disk=self._residency.disk,
             version=self._residency.version,
@@ -178,11 +177,9 @@ class KVCacheManager:
         chain: object,
         match: Match,
         *,
-        use_host: bool,
-        use_disk: bool,
         room_tokens: int = 0,
     ) -> Admission | None:
-        """Lease what the match offers and allocate room for fetches and the tail's copy.
+        """Lease what the match offers and allocate room for loads and the tail's copy.
 
         ``room_tokens`` is as for :meth:`reserve`, all or nothing with the rest. None when the
         device has no room now: nothing was changed except that the blocks wanted go later than
@@ -195,7 +192,7 @@ class KVCacheManager:
         if seq_id in self._running:
             raise LeaseError(f"sequence {seq_id} runs already")
         found = self._found(match)
-        choice = choose(found, self._residency, use_host=use_host, use_disk=use_disk)
+        choice = choose(found, self._residency)
         admitted = self._admitter.admit(
             seq_id, chain, choice, disk_below=found.disk_below, room_tokens=room_tokens
         )
@@ -207,7 +204,7 @@ class KVCacheManager:
             del self._preempted[seq_id]
         else:
             sequence.looked_up = matching.usable_blocks(chain)
-            sequence.hit = choice.num_blocks
+            sequence.hit = len(choice.held)
         return admission
 
     def _found(self, match: Match) -> Found:
@@ -235,6 +232,25 @@ class KVCacheManager:
         """The sequence's table; a view, not to be changed."""
         return self._running.get(seq_id).table
 
+    # -- two cursors
+
+    def advance(self, seq_id: int) -> Meeting:
+        """Join what has arrived before the front, and say where the two cursors stand.
+
+        O(blocks passed). To be asked between steps.
+        """
+        sequence = self._running.get(seq_id)
+        if sequence.gap is None:
+            return Meeting(sequence.committed, end_tokens=sequence.committed, over=True)
+        meeting = advance(sequence, sequence.gap, self._residency)
+        self._running.move_frontier(sequence)
+        return meeting
+
+    def claim(self, seq_id: int, wanted: Mapping[Tier, int]) -> tuple[Transfer, ...]:
+        """Take so many of a tier's unclaimed blocks, from the back, to be loaded."""
+        gap = self._running.get(seq_id).gap
+        return () if gap is None else self._fetcher.claim(gap, wanted)
+
     # -- steps
 
     def stage(self, seq_id: int, num_tokens: int) -> None:
@@ -251,8 +267,8 @@ class KVCacheManager:
         """Positions below ``num_tokens`` are written and may be matched. O(blocks completed).
 
         Raises:
-            LeaseError: The sequence is not running, has fetches in flight, or read blocks of one
-                that ended without committing them.
+            LeaseError: The sequence is not running, read blocks of one that ended without
+                committing them, or has loads under way to blocks below ``num_tokens``.
         """
         sequence = self._running.get(seq_id)
         if sequence.settled and sequence.committed <= num_tokens < sequence.boundary:
@@ -287,7 +303,7 @@ class KVCacheManager:
         return self._spiller.plan() if self._prefix_cache else []
 
     def finish_transfer(self, result: TransferResult) -> Fetched | None:
-        """Take in a mover's answer; not None when it completes a running sequence's fetches.
+        """Take in a mover's answer; not None for a load of a running sequence.
 
         Raises:
             LeaseError: No such transfer is in flight.
@@ -297,26 +313,7 @@ class KVCacheManager:
             return None
         if result.transfer_id not in self._fetcher:
             raise LeaseError(f"transfer {result.transfer_id} is not in flight")
-        job = self._fetcher.finish(result)
-        if job is None or not job.alive:
-            return None
-        return self._end_fetch(self._running.get(job.seq_id), job)
-
-    def _end_fetch(self, sequence: RunningSequence, job: FetchJob) -> Fetched:
-        failed = job.failed()
-        if failed:
-            self._running.shorten(sequence, min(load.position for load in failed))
-        sequence.fetch = None
-        corrupt = sum(load.outcome is MoveOutcome.CORRUPT for load in failed)
-        return Fetched(
-            seq_id=sequence.seq_id,
-            block_ids=tuple(sequence.table),
-            cached_tokens=sequence.committed,
-            host_tokens=job.tokens_from(Tier.HOST, len(sequence.table)),
-            disk_tokens=job.tokens_from(Tier.DISK, len(sequence.table)),
-            corrupt_blocks=corrupt,
-            failed_blocks=len(failed) - corrupt,
-        )
+        return self._fetcher.finish(result)
 
     def take_freed(self) -> tuple[int, ...]:
         """Device blocks that became free since the last call and still are."""

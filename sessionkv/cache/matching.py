@@ -62,7 +62,7 @@ def find(
     index: PrefixIndex,
     *,
     staged: Mapping[BlockHash, StagedBlock],
-    in_flight: Collection[BlockHash],
+    coming: tuple[Collection[BlockHash], ...],
     receipt: DiskReceipt | None,
     disk: bool,
     version: int,
@@ -73,7 +73,8 @@ def find(
         chain: The prompt.
         index: What memory holds.
         staged: Blocks that the plan being built will fill.
-        in_flight: Keys on their way to the device; the prefix ends before such a block.
+        coming: Keys that a transfer brings to the device or a sequence computes next; the prefix
+            ends before such a block, also where a lower tier has it.
         receipt: What the store holds beyond memory.
         disk: Whether there is a disk tier.
         version: Kept in the result.
@@ -82,7 +83,7 @@ def find(
     rest: list[Source] = []
     lenders: set[int] = set()
     on_disk = {block.record.key: block for block in receipt.blocks} if receipt else {}
-    for source in _sources(chain, len(held), (index.entries, staged, on_disk)):
+    for source in _sources(chain, len(held), index.entries, (staged, on_disk)):
         if isinstance(source, StagedBlock):
             if rest:
                 break
@@ -90,7 +91,7 @@ def find(
             lenders.add(source.seq_id)
         elif not rest and isinstance(source, Entry) and source.device is not None:
             held.append(source.device)
-        elif source.record.key in in_flight and tier_of(source) is not Tier.DEVICE:
+        elif tier_of(source) is not Tier.DEVICE and _is_in(source.record.key, coming):
             break
         else:
             rest.append(source)
@@ -99,7 +100,7 @@ def find(
     next_key = chain.hashes[length] if length < usable_blocks(chain) else None
     tail: Source | None = None
     tail_tokens = 0
-    if next_key is None or next_key not in in_flight:
+    if next_key is None or not _is_in(next_key, coming):
         tail, tail_tokens = _tail(chain, length, index, receipt)
     return Found(
         version=version,
@@ -111,6 +112,10 @@ def find(
         disk_below=disk and _more_on_disk(chain, length, (index, staged), receipt),
         next_key=next_key,
     )
+
+
+def _is_in(key: BlockHash, collections: tuple[Collection[BlockHash], ...]) -> bool:
+    return any(key in keys for keys in collections)
 
 
 def _device_run(chain: TokenChain, index: PrefixIndex) -> list[int]:
@@ -134,14 +139,19 @@ def _device_run(chain: TokenChain, index: PrefixIndex) -> list[int]:
 def _sources(
     chain: TokenChain,
     start: int,
-    places: tuple[Mapping[BlockHash, Entry | StagedBlock | DiskBlock], ...],
+    entries: Mapping[BlockHash, Entry],
+    places: tuple[Mapping[BlockHash, StagedBlock], Mapping[BlockHash, DiskBlock]],
 ) -> Iterator[Entry | StagedBlock | DiskBlock]:
-    """Full blocks from ``start`` on, each verified, from the first of ``places`` that has it."""
+    """Full blocks from ``start`` on, each verified: on the device, staged, on the host, on disk."""
     usable = usable_blocks(chain)
     tokens = chain.block_tokens(usable)
+    staged, on_disk = places
     for block in range(start, usable):
         key = chain.hashes[block]
-        source = next((place[key] for place in places if key in place), None)
+        entry = entries.get(key)
+        source: Entry | StagedBlock | DiskBlock | None = entry
+        if entry is None or entry.device is None:
+            source = staged.get(key) or entry or on_disk.get(key)
         if source is None:
             return
         record = source.record

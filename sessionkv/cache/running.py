@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 from sessionkv.cache.block_pool import LeaseError
 from sessionkv.cache.fetching import Fetcher
+from sessionkv.cache.meeting import abandon
 from sessionkv.cache.residency import Residency
 from sessionkv.cache.sequence import RunningSequence, StagedBlock
-from sessionkv.types import BlockHash, BlockRecord, MoveOutcome
+from sessionkv.types import BlockHash, BlockRecord
 
 
 class RunningSet:
@@ -96,8 +97,11 @@ class RunningSet:
         """Blocks below ``num_tokens`` are written: publish the full ones among them."""
         residency = self._residency
         size = residency.block_size
-        if sequence.broken or sequence.fetch is not None:
+        if sequence.broken:
             raise LeaseError(f"sequence {sequence.seq_id} has no sound prefix to commit on")
+        limit = None if sequence.gap is None else sequence.gap.limit()
+        if limit is not None and num_tokens > limit * size:
+            raise LeaseError(f"sequence {sequence.seq_id} commits blocks that are being loaded")
         if not sequence.committed <= num_tokens <= len(sequence.table) * size:
             raise LeaseError(
                 f"sequence {sequence.seq_id} commits {num_tokens} tokens after "
@@ -194,9 +198,9 @@ class RunningSet:
             # The copy of its tail is not known to have run: those slots hold nothing.
             sequence.committed -= sequence.committed % self._residency.block_size
         self._end_copy(sequence)
+        if sequence.gap is not None:
+            abandon(sequence, sequence.gap, self._residency)
         self._end_blocks(sequence, keep_tokens, demote=demote)
-        if sequence.fetch is not None:
-            sequence.fetch.alive = False
 
     def _end_blocks(
         self, sequence: RunningSequence, keep_tokens: int | None, *, demote: bool
@@ -207,7 +211,7 @@ class RunningSet:
         or, for a demotion, the end of the chain at the cold one.
         """
         table = sequence.table
-        written = sequence.committed // self._residency.block_size if not sequence.fetch else 0
+        written = sequence.committed // self._residency.block_size
         others = range(written, len(table))
         if demote:
             self._residency.device.release_chain(table[:written], to_cold_end=True)
@@ -242,17 +246,17 @@ class RunningSet:
     ) -> None:
         device = self._residency.device
         block = sequence.table[position]
-        load = sequence.fetch.loads.get(position) if sequence.fetch else None
-        if load is not None and load.outcome is None:
-            return  # the transfer goes on; the job gives the block back when it is answered
-        full = sequence.committed // self._residency.block_size
-        failed = load is not None and load.outcome is not MoveOutcome.OK
-        if failed or position > full or (position == full and not self._keep_blocks):
+        gap = sequence.gap
+        load = None if gap is None else gap.at(position)
+        if load is not None and load.is_loading:
+            return  # the transfer goes on; its answer gives the block back
+        if gap is not None and gap.is_there(position):
+            if load is not None and load.private:
+                self._fetcher.publish(load)
+        elif position > sequence.committed // self._residency.block_size or not self._keep_blocks:
             device.abandon_fill(block)
             return
-        if load is not None and load.private:
-            self._fetcher.publish(load)
-        elif position == full and not self._end_tail(sequence, block, keep_tokens):
+        elif not self._end_tail(sequence, block, keep_tokens):
             return
         device.release(block, to_cold_end=demote)
 
@@ -289,13 +293,3 @@ class RunningSet:
         if origin is not None:
             sequence.tail_origin = None
             self._residency.supersede(origin.key, own_block=origin.block, on_disk=origin.on_disk)
-
-    def shorten(self, sequence: RunningSequence, length: int) -> None:
-        """Cut the table to ``length`` full blocks after a failed fetch, before the first step."""
-        for position in reversed(range(length, len(sequence.table))):
-            self._end_block(sequence, position, None, demote=False)
-        del sequence.table[length:]
-        sequence.tail_origin = None
-        sequence.committed = length * self._residency.block_size
-        sequence.boundary = sequence.committed + self._residency.block_size
-        self.move_frontier(sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sessionkv.cache.chain import TokenChain
-from sessionkv.cache.fetching import FetchJob
+from sessionkv.cache.gap import Gap
 from sessionkv.types import BlockHash, BlockRecord
 
 
@@ -34,7 +34,7 @@ class RunningSequence:
     """Table, progress and obligations of one sequence.
 
     Blocks of ``table`` below ``committed // block_size`` are held and full; the others are filling
-    by this sequence (or by its fetches).
+    by this sequence or by loads of its gap, but for blocks of the gap that have arrived.
 
     Attributes:
         committed: Tokens whose KV is written by steps that succeeded, or loaded.
@@ -42,7 +42,7 @@ class RunningSequence:
         disk_below: Blocks past its first match may be on disk unseen.
         copy_source: Device block that a copy-on-write of the next plan reads; held until then.
         tail_origin: The tail it continues, in place or loaded from below.
-        fetch: Its fetches while some are not answered.
+        gap: What was found below the device and the front has not passed.
         frontier_key: Hash of the block it fills next, under which others wait for it.
         borrowers: Sequences that hold blocks which it staged and has not committed.
         lenders: The other direction.
@@ -61,7 +61,7 @@ class RunningSequence:
     staged: int = 0
     copy_source: int | None = None
     tail_origin: TailOrigin | None = None
-    fetch: FetchJob | None = None
+    gap: Gap | None = None
     frontier_key: BlockHash | None = None
     borrowers: set[int] = field(default_factory=set)
     lenders: set[int] = field(default_factory=set)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.messages import SubmitTurn, TurnFinished, TurnRendered
 from sessionkv.engine.scheduler.sequence import Sequence
-from sessionkv.types import MissReport
+from sessionkv.types import MissReason
 
 
 class Phase(enum.Enum):
@@ -33,7 +33,7 @@ class ActiveTurn:
         node_id: Id it will be journalled under, None before it has ended and without session.
         sequence: While it is the scheduler's.
         known_tokens: Leading tokens of the prompt whose KV the parent turn left behind.
-        missed_tokens: Of the known history, those its admission had to compute; ``miss`` says why.
+        absent: Why the known history was not found past a position, by that position.
         judge_by_s: When the front's verdict must be there.
         calls_tool: Its reply asks for a tool.
     """
@@ -49,8 +49,7 @@ class ActiveTurn:
     sequence: Sequence | None = None
     chain: TokenChain | None = None
     known_tokens: int = 0
-    miss: MissReport | None = None
-    missed_tokens: int = 0
+    absent: dict[int, MissReason] = field(default_factory=dict)
     finished: TurnFinished | None = None
     judge_by_s: float = 0.0
     calls_tool: bool = False

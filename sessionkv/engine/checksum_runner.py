@@ -252,7 +252,7 @@ class ChecksumRunner:
         return StepOutput(plan.step_id, sampled, failed)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Ends, freed blocks, copies and starts, in this order."""
+        """Ends, freed blocks, copies, new blocks and starts, in this order."""
         for seq_id in plan.ends:
             ended = self._running.pop(seq_id, None)
             if ended is None:
@@ -266,6 +266,10 @@ class ChecksumRunner:
             self._fresh(copy.dst)
             dst[: copy.num_tokens * cell] = src[: copy.num_tokens * cell]
             self._fill[copy.dst] = copy.num_tokens
+        for step in plan.steps:
+            # Before the starts: one that comes later in the plan may read what the step writes.
+            for block_id in step.new_block_ids:
+                self._fresh(block_id)
         for start in plan.starts:
             if start.seq_id in self._running:
                 raise PlanError(f"sequence {start.seq_id} starts but is running")
@@ -295,8 +299,6 @@ class ChecksumRunner:
         sequence = self._running.get(step.seq_id)
         if sequence is None:
             raise PlanError(f"sequence {step.seq_id} has a step but did not start")
-        for block_id in step.new_block_ids:
-            self._fresh(block_id)
         sequence.table.extend(step.new_block_ids)
         self._hold(step.new_block_ids, 1)
         if not sequence.known:

@@ -48,7 +48,7 @@ from sessionkv.errors import (
 from sessionkv.ipc.messages import List
 from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
 from sessionkv.store.worker import Answered, Committed, DiskEvicted, LookedUp
-from sessionkv.types import StepPlan, Tier, Transfer, TransferResult
+from sessionkv.types import MoveOutcome, StepPlan, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
 
@@ -146,13 +146,7 @@ class Core:
 
     def _observe(self, plan: StepPlan, elapsed_s: float) -> None:
         self._parts.metrics.step(plan, elapsed_s)
-        if all(not step.sample or len(step.token_ids) > 1 for step in plan.steps):
-            positions = sum(
-                len(step.token_ids) * (step.start + len(step.token_ids) / 2) for step in plan.steps
-            )
-            self._parts.planner.observe_prefill(
-                plan.num_tokens, elapsed_s, context=positions / plan.num_tokens
-            )
+        self._parts.planner.rates.observe_step(plan, elapsed_s)
 
     def _start_moves(self) -> None:
         parts = self._parts
@@ -316,9 +310,10 @@ class Core:
     def _count_move(self, transfer: Transfer, result: TransferResult) -> None:
         num_bytes = len(transfer.moves) * self._parts.runner.geometry.block_bytes
         self._parts.metrics.transfer(transfer, result, num_bytes)
-        if transfer.dst is Tier.DEVICE:
-            self._parts.planner.observe_load(
-                transfer.src, len(transfer.moves), num_bytes, result.elapsed_s
+        arrived = result.outcomes.count(MoveOutcome.OK)
+        if transfer.dst is Tier.DEVICE and arrived == len(transfer.moves):
+            self._parts.planner.rates.observe_load(
+                transfer.src, arrived, num_bytes, result.elapsed_s
             )
 
     # Time ------------------------------------------------------------------------------------

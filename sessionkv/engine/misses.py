@@ -7,36 +7,46 @@ from sessionkv.engine.parts import CoreParts
 from sessionkv.types import BlockHash, MissReason, MissReport
 
 
-def explain_miss(turn: ActiveTurn, parts: CoreParts) -> MissReport:
-    """The first position of the known history that this turn computes, and the reason.
+def note_absent(turn: ActiveTurn, parts: CoreParts) -> None:
+    """Remember why the history ends where it was no longer found.
 
-    To be asked when the turn's sequence has been admitted and its first step has not run: later the
-    blocks are there again and the cause is forgotten. The last prompt token never counts.
+    To be asked when the turn's sequence starts and its step has not run: later the blocks are there
+    again and the cause is forgotten.
     """
     if turn.sequence is None or turn.chain is None:
-        return MissReport()
-    cached, known = _cached_tokens(turn), _known_tokens(turn, parts)
-    if cached < known:
-        reason = _reason(turn, parts, cached, known)
-        return MissReport(reason, token=cached, turn=_turn_at(turn, parts, cached))
-    hint = _hint(turn)
-    if hint is not None:
-        return hint
-    return MissReport(MissReason.NONE if known else MissReason.FIRST_TURN)
+        return
+    found, known = turn.sequence.found_tokens, _known_tokens(turn, parts)
+    if found < known:
+        turn.absent[found] = _reason(turn, parts, found, known)
 
 
-def missed_tokens(turn: ActiveTurn, parts: CoreParts) -> int:
-    """Tokens of the known history that the turn computes; ask together with the reason."""
-    if turn.sequence is None:
-        return 0
-    return max(0, _known_tokens(turn, parts) - _cached_tokens(turn))
+def explain_misses(turn: ActiveTurn, parts: CoreParts) -> tuple[MissReport, dict[str, int]]:
+    """The first position of the known history that this turn computed and why; tokens by reason.
+
+    The last prompt token never counts.
+    """
+    if turn.sequence is None or turn.chain is None:
+        return MissReport(), {}
+    known = _known_tokens(turn, parts)
+    first: MissReport | None = None
+    missed: dict[str, int] = {}
+    for part in turn.sequence.accounting.computed:
+        count = min(part.end, known) - part.start
+        if count <= 0:
+            continue
+        reason = part.reason or _why_absent(turn, part.start)
+        missed[reason.value] = missed.get(reason.value, 0) + count
+        if first is None:
+            first = MissReport(reason, token=part.start, turn=_turn_at(turn, parts, part.start))
+    if first is None:
+        first = _hint(turn) or MissReport(MissReason.NONE if known else MissReason.FIRST_TURN)
+    return first, missed
 
 
-def _cached_tokens(turn: ActiveTurn) -> int:
-    if turn.sequence is None:
-        return 0
-    accounting = turn.sequence.accounting
-    return accounting.device_tokens + accounting.host_tokens + accounting.disk_tokens
+def _why_absent(turn: ActiveTurn, position: int) -> MissReason:
+    """The reason noted last at or before a position."""
+    noted = [at for at in turn.absent if at <= position]
+    return turn.absent[max(noted)] if noted else MissReason.NOT_STORED
 
 
 def _hint(turn: ActiveTurn) -> MissReport | None:
@@ -60,16 +70,14 @@ def _known_tokens(turn: ActiveTurn, parts: CoreParts) -> int:
     return min(most, max(turn.known_tokens, shared // size * size))
 
 
-def _reason(turn: ActiveTurn, parts: CoreParts, cached: int, known: int) -> MissReason:
+def _reason(turn: ActiveTurn, parts: CoreParts, found: int, known: int) -> MissReason:
     if not parts.config.cache.prefix_cache:
         return MissReason.CACHE_OFF
     if not turn.ask.use_cache:
         return MissReason.BYPASSED
-    key = _key_at(turn, parts, cached, known)
+    key = _key_at(turn, parts, found, known)
     if parts.kv.was_corrupt(key):
         return MissReason.CORRUPT
-    if turn.sequence is not None and turn.sequence.load_reason is not None:
-        return MissReason.RECOMPUTE_WAS_SOONER
     if _identity_changed(turn, parts):
         return MissReason.IDENTITY_CHANGED
     if parts.kv.was_evicted(key):

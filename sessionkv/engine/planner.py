@@ -1,166 +1,168 @@
-"""Fetch or compute, whichever is sooner: one decision a turn for each tier, by measured rates.
+"""Load or compute, or both at once: where the two cursors of a found prefix should meet.
 
-All that was found of a tier's part of the prefix is fetched, or none of it. Knows no blocks, no
-bytes and no clock: it is fed what prefills and loads took and answers from that. Until both have
-been measured it loads, which also is how it gets its first measurement.
+Computing goes through the prefix from its front, loads take it from its back, and with measured
+rates the planner foresees where they meet: there computing what lies before takes as long as
+loading what lies behind. At each step it lets computing go on towards that point, and claims of the
+other side what keeps the loads busy until the next step. The rest stays open, so that a load that
+fails, lags or hurries moves the point. What has not been measured is loaded, a little at first.
+
+Knows no blocks, no bytes and no clock.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
 
-from sessionkv.types import Match, MissReason, Tier
+from sessionkv.engine.rates import MeasuredRates
+from sessionkv.engine.scheduler.policy import Claims, Lane, Workload
+from sessionkv.types import Meeting, Tier
 
-MEMORY = 0.9
-"""What an observation weighs after the next one: the last ten or so count."""
-HALF_LIFE_PREFILLS = 256
-"""Prefills after which a load estimate that nothing renewed counts half, so that a tier which was
-slow once is tried again: a tier that is not used is not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadChoice:
-    """Which tiers below the device to fetch from.
-
-    Attributes:
-        reason: None where everything found is used, else why not, for the cache report.
-    """
-
-    use_host: bool
-    use_disk: bool
-    reason: MissReason | None
-
-
-class _Fit:
-    """``seconds = a * x + b * y`` with ``a, b >= 0``, by least squares that forget.
-
-    Least squares weigh an observation by its size, as wanted here: long prefills and large loads
-    are the ones worth deciding about. O(1) in time and memory.
-    """
-
-    def __init__(self) -> None:
-        self._xx = self._xy = self._yy = self._xs = self._ys = 0.0
-        self.known = False
-
-    def observe(self, x: float, y: float, seconds: float) -> None:
-        self._xx = self._xx * MEMORY + x * x
-        self._xy = self._xy * MEMORY + x * y
-        self._yy = self._yy * MEMORY + y * y
-        self._xs = self._xs * MEMORY + x * seconds
-        self._ys = self._ys * MEMORY + y * seconds
-        self.known = True
-
-    def seconds(self, x: float, y: float) -> float:
-        a, b = self._coefficients()
-        return a * x + b * y
-
-    def _coefficients(self) -> tuple[float, float]:
-        determinant = self._xx * self._yy - self._xy * self._xy
-        # Observations that are all alike in proportion (or one alone) do not tell x from y.
-        if determinant > 1e-9 * self._xx * self._yy:
-            a = (self._xs * self._yy - self._ys * self._xy) / determinant
-            b = (self._ys * self._xx - self._xs * self._xy) / determinant
-            if a >= 0.0 and b >= 0.0:
-                return a, b
-            if a < 0.0:
-                return 0.0, self._ys / self._yy
-        return (self._xs / self._xx if self._xx else 0.0), 0.0
+PROBE_BLOCKS = 8
+"""Loaded of a tier that has not been measured, before anything else is decided."""
+AHEAD_S = 0.1
+"""Loads are claimed for so long ahead at least, and later than that they lag. A waiting engine
+looks again about as often."""
+SLACK = 1.5
+"""Loads are claimed for a step that takes this times what is foreseen: they should not run dry."""
+_IDLE = Lane()
 
 
 class LoadPlanner:
-    """Answers ``LoadPolicy`` of the scheduler. Core thread only; everything is O(1).
+    """Answers ``LoadPolicy`` of the scheduler. Core thread only.
 
-    Prefill takes ``a * tokens + b * attended`` seconds, where *attended* counts pairs of a token
-    and a position it attends to: projections cost the same at every position, attention more at
-    later ones, and at long contexts, where the decision matters most, attention is the larger part.
-    Loading takes ``a + b * blocks``: a fixed part, such as a seek, and a rate.
+    Attributes:
+        rates: What it decides by; the step loop feeds it.
     """
 
     def __init__(self, *, block_size: int) -> None:
-        """Nothing is measured yet: everything is loaded.
+        """Nothing is measured yet.
 
         Args:
             block_size: Tokens a block.
         """
         self._block_size = block_size
-        self._prefill = _Fit()
-        self._loads = {Tier.HOST: _Fit(), Tier.DISK: _Fit()}
-        self._ages = {Tier.HOST: 0, Tier.DISK: 0}
-        self._rates: dict[str, float] = {}
+        self.rates = MeasuredRates()
 
-    def observe_prefill(self, tokens: int, seconds: float, *, context: float = 0.0) -> None:
-        """A step computed prompt tokens.
+    def meet(self, meeting: Meeting, work: Workload) -> Claims:
+        """Share what is unclaimed between the cursors. O(log blocks)."""
+        outlook = _Outlook(self.rates, meeting, work, block_size=self._block_size)
+        point = outlook.best_point()
+        if outlook.is_everything(point):
+            return Claims(None)
+        until_s = AHEAD_S + SLACK * max(outlook.next_step_s(point), self.rates.last_step_s)
+        loads = {tier: outlook.to_claim(tier, point, until_s) for tier in meeting.unclaimed}
+        compute_tokens = max(point * self._block_size, meeting.front_tokens)
+        return Claims(compute_tokens, {tier: count for tier, count in loads.items() if count})
 
-        Args:
-            tokens: How many.
-            seconds: How long the step took.
-            context: Mean position of these tokens in their sequences.
-        """
-        if tokens <= 0 or seconds <= 0.0:
-            return
-        self._prefill.observe(tokens, tokens * context, seconds)
-        self._note_rate("prefill_tokens_per_s", tokens / seconds)
-        for tier in self._ages:
-            self._ages[tier] += 1
 
-    def observe_load(self, tier: Tier, blocks: int, num_bytes: int, seconds: float) -> None:
-        """A fetch from ``tier`` to the device was answered; failed blocks do not count."""
-        if blocks <= 0 or seconds <= 0.0:
-            return
-        # The blocks come first: what one observation alone shows is taken for the rate.
-        self._loads[tier].observe(blocks, 1.0, seconds)
-        self._note_rate(f"{tier.value}_bytes_per_s", num_bytes / seconds)
-        self._ages[tier] = 0
+class _Outlook:
+    """What one meeting costs for each point at which the cursors may meet.
 
-    def decide(self, match: Match, num_prompt_tokens: int, queued_tokens: int) -> LoadChoice:
-        """Choose between computing, fetching the host's part, and fetching the disk's as well.
+    ::
 
-        A prefix has no holes, so the disk's part, which lies behind the host's, is of use only
-        with it. Computing holds up everything queued and loading does not, so computing counts once
-        more for each prompt of this one's size that waits.
-        """
-        host, disk = match.host_tokens, match.disk_tokens
-        if not self._prefill.known:
-            return LoadChoice(use_host=True, use_disk=True, reason=None)
-        weight = 1.0 + max(queued_tokens, 0) / max(num_prompt_tokens, 1)
-        # Time until the prompt is computed: (computed from here on, after loading this much).
-        options = [
-            (match.device_tokens, 0, 0),
-            (match.device_tokens + host, host, 0),
-            (match.device_tokens + host + disk, host, disk),
+        | held | lost | open to both cursors | loading, there | rest of the prompt |
+               ^ front                       ^ limit
+                      ^ first ... points ... ^
+
+    Points are positions in the table: what lies before one is computed, what lies behind is loaded.
+    Computing holds up everything else that is to be computed and loading does not, so its cost
+    counts once more for each prompt of this one's size among the others.
+    """
+
+    def __init__(
+        self, rates: MeasuredRates, meeting: Meeting, work: Workload, *, block_size: int
+    ) -> None:
+        self._rates, self._meeting, self._work = rates, meeting, work
+        self._size = block_size
+        bounded = meeting.limit_tokens
+        self._limit = -(-(meeting.end_tokens if bounded is None else bounded) // block_size)
+        front = -(-meeting.front_tokens // block_size)
+        starts = [
+            positions[at]
+            for positions in meeting.unclaimed.values()
+            if (at := bisect_left(positions, front)) < len(positions)
         ]
-        costs = [
-            weight * self._compute_s(start, num_prompt_tokens)
-            + self._load_s(Tier.HOST, from_host)
-            + self._load_s(Tier.DISK, from_disk)
-            for start, from_host, from_disk in options
-        ]
-        # Of equal ones the one that loads most: loading leaves the device to others.
-        best = min(range(3), key=lambda i: (costs[i], -i))
-        _, from_host, from_disk = options[best]
-        complete = from_host == host and from_disk == disk
-        return LoadChoice(
-            use_host=best >= 1,
-            use_disk=best == 2,
-            reason=None if complete else MissReason.RECOMPUTE_WAS_SOONER,
-        )
+        self._first = min([*starts, self._limit])
+        self._weight = max(work.other_tokens, 0) / max(work.num_tokens, 1)
+        self._lanes = {tier: work.lanes.get(tier, _IDLE) for tier in meeting.unclaimed}
+        self._costs = {tier: self._load_costs(tier, lane) for tier, lane in self._lanes.items()}
 
-    def rates(self) -> dict[str, float]:
-        """Smoothed rates as measured, for reports: prefill, and loading by tier."""
-        return dict(self._rates)
+    def best_point(self) -> int:
+        """Nothing computed, everything, or where both cursors end at once: whatever is soonest.
 
-    def _compute_s(self, start: int, end: int) -> float:
-        tokens = max(end - start, 0)
-        return self._prefill.seconds(tokens, tokens * (start + end) / 2)
+        Of equal ones the one that loads most: loading leaves the device to others.
+        """
+        if not self._rates.knows_computing:
+            return self._first
+        low, high = self._first, self._limit
+        while low < high:  # the first point where computing takes as long as loading
+            middle = (low + high) // 2
+            if self._computing_s(middle) >= self._loading_s(middle):
+                high = middle
+            else:
+                low = middle + 1
+        points = {self._first, max(low - 1, self._first), low, self._limit}
+        return min(points, key=lambda point: (self._cost(point), point))
 
-    def _load_s(self, tier: Tier, tokens: int) -> float:
-        fit = self._loads[tier]
-        if not tokens or not fit.known:
-            return 0.0
-        blocks = -(-tokens // self._block_size)
-        faded: float = 0.5 ** (self._ages[tier] / HALF_LIFE_PREFILLS)
-        return fit.seconds(blocks, 1.0) * faded
+    def is_everything(self, point: int) -> bool:
+        """Whether the rest of the prompt would be computed right on, with nothing loaded."""
+        return point >= self._limit and self._meeting.limit_tokens is None
 
-    def _note_rate(self, name: str, rate: float) -> None:
-        before = self._rates.get(name)
-        self._rates[name] = rate if before is None else before + (rate - before) * (1 - MEMORY)
+    def next_step_s(self, point: int) -> float:
+        """Seconds of the next step towards a point."""
+        front, step_tokens = self._meeting.front_tokens, self._work.step_tokens
+        end = min(point * self._size, front + step_tokens)
+        return self._rates.compute_s(front, end, step_tokens=step_tokens)
+
+    def to_claim(self, tier: Tier, point: int, until_s: float) -> int:
+        """How many blocks of a tier to load from now on, to keep its loads busy ``until_s``."""
+        available = self._num_unclaimed(tier, point)
+        under_way = self._lanes[tier].num_blocks
+        if not self._rates.knows_computing:
+            return available
+        if not self._rates.knows_loading(tier):
+            return 0 if under_way else min(available, PROBE_BLOCKS)
+        block_s, _ = self._costs[tier]
+        # One is being loaded and one waits, however slow they are.
+        wanted = 2 + int(until_s / block_s) if block_s > 0.0 else available
+        return min(available, max(wanted - under_way, 0))
+
+    def _load_costs(self, tier: Tier, lane: Lane) -> tuple[float, float]:
+        """Seconds a block and seconds a load besides.
+
+        One that is under way for too long makes its tier that much slower; a hiccup does not.
+        """
+        block_s, load_s = self._rates.load_costs(tier)
+        lag_s = max(lane.head_s - AHEAD_S, 0.0) / max(lane.head_blocks, 1)
+        return max(block_s, lag_s), load_s
+
+    def _num_unclaimed(self, tier: Tier, point: int) -> int:
+        positions = self._meeting.unclaimed[tier]
+        return len(positions) - bisect_left(positions, point)
+
+    def _computing_s(self, point: int) -> float:
+        end = min(point * self._size, self._meeting.end_tokens)
+        step_tokens = self._work.step_tokens
+        return self._rates.compute_s(self._meeting.front_tokens, end, step_tokens=step_tokens)
+
+    def _loading_s(self, point: int) -> float:
+        """Until all from a point on is loaded, after what is under way; tiers load side by side."""
+        longest_s = 0.0
+        for tier, (block_s, load_s) in self._costs.items():
+            unclaimed = self._num_unclaimed(tier, point)
+            if unclaimed or self._meeting.loading.get(tier):
+                blocks = unclaimed + self._lanes[tier].num_blocks
+                longest_s = max(longest_s, blocks * block_s + (load_s if unclaimed else 0.0))
+        return longest_s
+
+    def _cost(self, point: int) -> float:
+        """Seconds until the whole prompt is computed, and what that costs others."""
+        whole, step_tokens = self._work.num_tokens, self._work.step_tokens
+        if self.is_everything(point):
+            front = self._meeting.front_tokens
+            alone_s = self._rates.compute_s(front, whole, step_tokens=step_tokens)
+            return (1.0 + self._weight) * alone_s
+        rest_s = self._rates.compute_s(self._meeting.end_tokens, whole, step_tokens=step_tokens)
+        computing_s = self._computing_s(point)
+        fetched_s = max(computing_s, self._loading_s(point))
+        return fetched_s + rest_s + self._weight * (computing_s + rest_s)

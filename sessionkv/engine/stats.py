@@ -35,7 +35,7 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "expected_sessions": len(parts.returns),
         "expected_blocks": parts.returns.num_blocks,
     }
-    values["rates"] = parts.planner.rates()
+    values["rates"] = parts.planner.rates.report()
     values["store"] = {
         "journal_bytes": parts.store.journal_bytes(),
         "nodes": journal.num_nodes,

@@ -29,6 +29,7 @@ def commit_of(
     key = None
     if claim is not None:
         key = KeyRecord(ask.tenant, claim.key, claim.request_digest, verdict.response_blob, wall)
+    again = _recomputed(turn, parts) if ask.session is not None else ()
     new = _new_node(turn, verdict, parts)
     done = TurnCommitted(ask.turn_id)
     if ask.session is not None:
@@ -42,7 +43,6 @@ def commit_of(
             node_id=turn.node_id,
             key=key,
         )
-        again = _recomputed(turn, parts)
         return PendingCommit(change, done, turn_id=ask.turn_id, recomputed=again)
     if key is not None:
         change = tree.record_key(key, now=wall)
@@ -51,13 +51,15 @@ def commit_of(
 
 
 def _recomputed(turn: ActiveTurn, parts: CoreParts) -> tuple[BlockHash, ...]:
-    """Full blocks of the history before the turn that the cache did not have."""
-    if turn.finished is None or turn.chain is None:
+    """Full blocks of the history before the turn that were computed again."""
+    if turn.sequence is None or turn.chain is None:
         return ()
-    size = parts.kv.block_size
-    num_before = parts.tree.num_tokens(turn.parent_id)
-    first = turn.finished.cache.cached_tokens // size
-    return tuple(turn.chain.hashes[first : num_before // size])
+    size, hashes = parts.kv.block_size, turn.chain.hashes
+    end = parts.tree.num_tokens(turn.parent_id) // size
+    blocks: dict[BlockHash, None] = {}
+    for part in turn.sequence.accounting.computed:
+        blocks.update(dict.fromkeys(hashes[part.start // size : min(-(-part.end // size), end)]))
+    return tuple(blocks)
 
 
 def _new_node(turn: ActiveTurn, verdict: Verdict, parts: CoreParts) -> NewNode:

@@ -32,7 +32,7 @@ from sessionkv.engine.messages import (
     TurnTokens,
     Verdict,
 )
-from sessionkv.engine.misses import explain_miss, missed_tokens
+from sessionkv.engine.misses import explain_misses, note_absent
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.rendering import check_kind, is_foreign, render_request
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent
@@ -49,7 +49,7 @@ from sessionkv.errors import (
     TurnCancelled,
     TurnFailed,
 )
-from sessionkv.types import CacheReport, FinishReason, KeyRecord, MissReport
+from sessionkv.types import CacheReport, FinishReason, KeyRecord
 
 
 @dataclass(slots=True)
@@ -256,14 +256,10 @@ class TurnDesk:
     # From the step loop ----------------------------------------------------------------------
 
     def started(self, seq_id: int) -> None:
-        """The sequence joins the batch: what its admission missed can be told now.
-
-        A later admission counts only while the ones before came to nothing.
-        """
+        """The sequence joins the batch: what its admission missed can be told now."""
         turn = self.active.get(seq_id)
-        if turn is not None and turn.sequence is not None and not turn.sequence.computed_before:
-            turn.miss = explain_miss(turn, self._parts)
-            turn.missed_tokens = missed_tokens(turn, self._parts)
+        if turn is not None:
+            note_absent(turn, self._parts)
 
     def take_events(self, events: list[SequenceEvent], now: float) -> None:
         """Pass on what a step sampled, and end what it ended."""
@@ -296,8 +292,7 @@ class TurnDesk:
             raise TurnFailed("the turn has no sequence")
         if turn.ask.session is not None:
             turn.node_id = tree.reserve_node_id()
-        miss = turn.miss or MissReport()
-        missed = {miss.reason.value: turn.missed_tokens} if turn.missed_tokens else {}
+        miss, missed = explain_misses(turn, self._parts)
         cache = replace(sequence.report(), miss=miss, miss_tokens=missed)
         turn.phase = Phase.JUDGING
         turn.judge_by_s = now + self._limits.verdict_timeout_s

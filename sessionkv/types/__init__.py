@@ -6,7 +6,7 @@ out.
 """
 
 from sessionkv.types.blocks import BlockHash, BlockRecord, KVGeometry, Tier
-from sessionkv.types.cache import Admission, DiskQuery, Fetched, Match
+from sessionkv.types.cache import Admission, DiskQuery, Fetched, Match, Meeting
 from sessionkv.types.plan import (
     BlockCopy,
     SampledToken,
@@ -75,6 +75,7 @@ __all__ = [
     "KeepIds",
     "KeyRecord",
     "Match",
+    "Meeting",
     "MissReason",
     "MissReport",
     "MoveOutcome",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sessionkv.types.blocks import BlockHash
+from sessionkv.types.blocks import BlockHash, Tier
 from sessionkv.types.plan import BlockCopy
-from sessionkv.types.transfers import Transfer
+from sessionkv.types.reports import MissReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,40 +43,60 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence has its first blocks: leased, or allocated and being filled by ``transfers``.
+    """A sequence has its blocks: leased, or allocated and to be filled.
 
     Attributes:
-        block_ids: Block table that covers ``cached_tokens`` and the room asked for.
-        cached_tokens: Tokens that need no computing once copies and transfers are done.
+        block_ids: Block table that covers ``found_tokens`` and the room asked for.
+        device_tokens: Tokens at the beginning whose KV is there once copies are done.
+        found_tokens: Tokens at the beginning that were found in any tier. Where that is more than
+            ``device_tokens``, the rest is brought in by loads and computing, which meet
+            (``KVCache.advance``).
         copies: Copy-on-write of a shared tail, for the first plan the sequence is in.
-        transfers: Fetches to hand to the movers; the sequence may not be planned before all have
-            been answered (``KVCache.finish_transfer``).
     """
 
     block_ids: tuple[int, ...]
-    cached_tokens: int
     device_tokens: int
-    host_tokens: int
-    disk_tokens: int
+    found_tokens: int
     copies: tuple[BlockCopy, ...] = ()
-    transfers: tuple[Transfer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a sequence's two cursors stand: computing from the front, loads from the back.
+
+    Attributes:
+        front_tokens: Positions below it hold KV.
+        joined: What has arrived and was found at the front now: tokens by tier, in order.
+        end_tokens: Where the found prefix ends.
+        limit_tokens: Where computing has to stop, as what comes there is loaded or on its way; None
+            where nothing does.
+        unclaimed: By tier, positions in the table of blocks that neither cursor has taken,
+            ascending; those below the front do not count. A view, valid until the next change.
+        loading: By tier, how many blocks of the sequence are on their way.
+        over: Nothing of the found prefix lies ahead of the front.
+    """
+
+    front_tokens: int
+    joined: tuple[tuple[Tier, int], ...] = ()
+    end_tokens: int = 0
+    limit_tokens: int | None = None
+    unclaimed: Mapping[Tier, Sequence[int]] = field(default_factory=dict)
+    loading: Mapping[Tier, int] = field(default_factory=dict)
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A sequence's fetches are all answered.
+    """A load of a running sequence was answered.
 
-    Where a block could not be loaded the prefix ends before it: the table shrinks to
-    ``block_ids`` and the rest is computed.
+    Attributes:
+        num_blocks: Blocks that arrived.
+        lost: Position in the table of each that did not, and why; they have to be computed.
     """
 
     seq_id: int
-    block_ids: tuple[int, ...]
-    cached_tokens: int
-    host_tokens: int
-    disk_tokens: int
-    corrupt_blocks: int
-    failed_blocks: int
+    num_blocks: int
+    lost: Mapping[int, MissReason] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ class BlockCopy:
 class SequenceStart:
     """A sequence joins the batch (first admission, or again after a preemption).
 
+    One that loaded blocks join in the middle of its prompt ends and starts in one plan, with more
+    tokens cached.
+
     Attributes:
         seq_id: Unique for the life of the engine.
         block_ids: Block table so far; its slots below ``num_cached_tokens`` hold KV once this
@@ -79,7 +82,8 @@ class StepPlan:
     sequence may read blocks that one earlier in ``steps`` fills in the same plan.
 
     Attributes:
-        ends: Sequences that left the batch since the last plan (finished or preempted).
+        ends: Sequences that left the batch since the last plan (finished or preempted), and those
+            that start anew in this one.
         freed_block_ids: Device blocks that became free since the last plan and still are; a
             checking runner poisons them, others ignore them.
     """

@@ -83,7 +83,7 @@ class MissReport:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Where a turn's prompt came from, exactly, as of its first admission.
+    """Where a turn's prompt came from, exactly: each position by how its KV first came about.
 
     ``device_tokens + host_tokens + disk_tokens + computed_tokens == prompt_tokens``, always. Work
     done again after a preemption is ``recomputed_tokens``, outside the sum. Times in milliseconds.

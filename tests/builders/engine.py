@@ -147,7 +147,7 @@ class Building:
                 ),
             )
         if not self._planner_learns:
-            self.built.parts.planner.observe_prefill = _not_observed
+            self.built.parts.planner.rates.observe_prefill = _not_observed
         return self.built
 
 

@@ -1,6 +1,6 @@
 """A cache for tests of the scheduler alone: a free list, scripted matches, a record of calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sessionkv.types import (
     Admission,
@@ -11,6 +11,8 @@ from sessionkv.types import (
     DiskReceipt,
     Fetched,
     Match,
+    Meeting,
+    MissReason,
     MoveOutcome,
     Tier,
     Transfer,
@@ -46,7 +48,8 @@ class FakeKV:
         self.depends: dict[int, tuple[int, ...]] = {}
         self.spills: list[Transfer] = []
         self.calls: list[tuple[object, ...]] = []
-        self._fetching: dict[int, tuple[int, Match]] = {}
+        self._gaps: dict[int, _Gap] = {}
+        self._fetching: dict[int, tuple[int, list[int]]] = {}
         self._held_back: dict[int, list[int]] = {}
         self._next_transfer = 100
 
@@ -63,35 +66,35 @@ class FakeKV:
         chain: FakeChain,
         match: Match,
         *,
-        use_host: bool,
-        use_disk: bool,
         room_tokens: int = 0,
     ) -> Admission | None:
-        host = match.host_tokens if use_host else 0
-        disk = match.disk_tokens if use_disk else 0
-        cached = match.device_tokens + host + disk
-        if -(-max(cached, room_tokens) // self.block_size) > len(self.free):
+        found = match.num_tokens
+        if -(-max(found, room_tokens) // self.block_size) > len(self.free):
             return None
         self.calls.append(("admit", seq_id))
         self.tables[seq_id] = []
-        self.reserve(seq_id, max(cached, room_tokens))
+        self.reserve(seq_id, max(found, room_tokens))
+        if found > match.device_tokens:
+            self._gaps[seq_id] = _Gap(match, self.block_size)
+        return Admission(tuple(self.tables[seq_id]), match.device_tokens, found)
+
+    def advance(self, seq_id: int) -> Meeting:
+        return self._gaps[seq_id].advance()
+
+    def claim(self, seq_id: int, wanted: Mapping[Tier, int]) -> tuple[Transfer, ...]:
+        """One transfer for each tier, of moves that name the block's position as their source."""
         transfers = []
-        for tier, count in ((Tier.HOST, host), (Tier.DISK, disk)):
-            if count:
-                record = BlockRecord(BlockHash(b"k"), BlockHash(b"p"), (1,))
-                moves = (BlockMove(record, 0, self.tables[seq_id][-1]),)
-                transfers.append(Transfer(self._next_transfer, tier, Tier.DEVICE, moves))
-                self._fetching[self._next_transfer] = (seq_id, match)
-                self._next_transfer += 1
-        return Admission(
-            tuple(self.tables[seq_id]),
-            cached,
-            match.device_tokens,
-            host,
-            disk,
-            (),
-            tuple(transfers),
-        )
+        for tier, count in wanted.items():
+            gap = self._gaps[seq_id]
+            taken = gap.unclaimed[tier][-count:]
+            del gap.unclaimed[tier][-count:]
+            gap.states.update(dict.fromkeys(taken, "loading"))
+            record = BlockRecord(BlockHash(b"k"), BlockHash(b"p"), (1,))
+            moves = tuple(BlockMove(record, at, self.tables[seq_id][at]) for at in taken)
+            transfers.append(Transfer(self._next_transfer, tier, Tier.DEVICE, moves))
+            self._fetching[self._next_transfer] = (seq_id, taken)
+            self._next_transfer += 1
+        return tuple(transfers)
 
     def reserve(self, seq_id: int, num_tokens: int) -> tuple[int, ...] | None:
         table = self.tables[seq_id]
@@ -110,6 +113,8 @@ class FakeKV:
 
     def commit(self, seq_id: int, num_tokens: int) -> None:
         self.calls.append(("commit", seq_id, num_tokens))
+        if seq_id in self._gaps:
+            self._gaps[seq_id].front_tokens = num_tokens
 
     def dependents(self, seq_id: int) -> tuple[int, ...]:
         return self.depends.get(seq_id, ())
@@ -117,6 +122,7 @@ class FakeKV:
     def finish(self, seq_id: int, keep_tokens: int | None = None) -> None:
         self.calls.append(("finish", seq_id, keep_tokens))
         self.free += self.tables.pop(seq_id)
+        self._gaps.pop(seq_id, None)
 
     def preempt(self, seq_id: int) -> None:
         self.calls.append(("preempt", seq_id))
@@ -136,21 +142,52 @@ class FakeKV:
         self.free += self._held_back.pop(result.transfer_id, [])
         if result.transfer_id not in self._fetching:
             return None
-        seq_id, match = self._fetching.pop(result.transfer_id)
-        if any(owner == seq_id for owner, _ in self._fetching.values()):
+        seq_id, taken = self._fetching.pop(result.transfer_id)
+        gap = self._gaps.get(seq_id)
+        if gap is None:
             return None
-        if seq_id not in self.tables:
-            return None
-        good = result.outcomes[0] is MoveOutcome.OK
-        host, disk = (match.host_tokens, match.disk_tokens) if good else (0, 0)
-        cached = match.device_tokens + host + disk
-        table = self.tables[seq_id]
-        while len(table) > -(-cached // self.block_size):
-            self.free.append(table.pop())
-        return Fetched(seq_id, tuple(table), cached, host, disk, 0, 0 if good else 1)
+        lost = {}
+        for at, outcome in zip(taken, result.outcomes, strict=True):
+            gap.states[at] = "there" if outcome is MoveOutcome.OK else "lost"
+            if outcome is not MoveOutcome.OK:
+                lost[at] = MissReason.CORRUPT
+        return Fetched(seq_id, len(taken) - len(lost), lost)
 
     def take_freed(self) -> tuple[int, ...]:
         return ()
 
     def block_table(self, seq_id: int) -> Sequence[int]:
         return self.tables[seq_id]
+
+
+class _Gap:
+    """Whole blocks, the host's before the disk's."""
+
+    def __init__(self, match: Match, size: int) -> None:
+        self.size = size
+        self.front_tokens = match.device_tokens
+        self.end_tokens = match.num_tokens
+        middle = (match.device_tokens + match.host_tokens) // size
+        self.unclaimed = {
+            Tier.HOST: list(range(match.device_tokens // size, middle)),
+            Tier.DISK: list(range(middle, match.num_tokens // size)),
+        }
+        self.tier_of = {at: tier for tier, places in self.unclaimed.items() for at in places}
+        self.states: dict[int, str] = {}
+
+    def advance(self) -> Meeting:
+        joined = []
+        while self.states.get(self.front_tokens // self.size) == "there":
+            joined.append((self.tier_of[self.front_tokens // self.size], self.size))
+            self.front_tokens += self.size
+        front = self.front_tokens // self.size
+        ahead = [at for at, state in self.states.items() if at >= front and state != "lost"]
+        return Meeting(
+            self.front_tokens,
+            tuple(joined),
+            self.end_tokens,
+            min(ahead) * self.size if ahead else None,
+            self.unclaimed,
+            {},
+            over=self.front_tokens >= self.end_tokens,
+        )

@@ -16,7 +16,6 @@ from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.prefix_index import common_prefix
 from sessionkv.cache.retention_view import RetentionView
 from sessionkv.types import (
-    Admission,
     BlockCopy,
     BlockHash,
     BlockRecord,
@@ -24,6 +23,8 @@ from sessionkv.types import (
     DiskQuery,
     DiskReceipt,
     Fetched,
+    Meeting,
+    MissReason,
     MoveOutcome,
     Tier,
     Transfer,
@@ -118,6 +119,33 @@ class FakeDisk:
         return DiskReceipt(self._next, tuple(blocks), tail)
 
 
+@dataclass
+class Admitted:
+    """What an admission found, by tier, and what was claimed with it at once."""
+
+    block_ids: tuple[int, ...]
+    cached_tokens: int
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    copies: tuple[BlockCopy, ...]
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass
+class Brought:
+    """What all loads of a run so far brought to its front, and what they did not."""
+
+    cached_tokens: int = 0
+    tokens: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    corrupt_blocks: int = 0
+    failed_blocks: int = 0
+
+    @property
+    def host_tokens(self) -> int:
+        return self.tokens[Tier.HOST]
+
+
 @dataclass(eq=False)
 class Run:
     """One running sequence as its scheduler sees it."""
@@ -125,11 +153,17 @@ class Run:
     seq_id: int
     chain: TokenChain
     computed: int
-    admission: Admission
+    admission: Admitted
     waiting_for: set[int]
     receipt: DiskReceipt | None
     copies: tuple[BlockCopy, ...] = ()
-    fetched: Fetched | None = None
+    brought: Brought = field(default_factory=Brought)
+    over: bool = False
+
+    @property
+    def fetched(self) -> Brought | None:
+        """Once every load that was claimed is answered."""
+        return None if self.waiting_for else self.brought
 
     @property
     def fetching(self) -> bool:
@@ -181,10 +215,12 @@ class World:
         *,
         seq_id: int | None = None,
         lookup: bool = True,
-        use_host: bool = True,
-        use_disk: bool = True,
+        claim: int | None = None,
     ) -> Run | None:
-        """Match and admit now, ignoring whoever fills the next block."""
+        """Match and admit now, ignoring whoever fills the next block; load everything at once.
+
+        With ``claim``, only so many blocks of each tier, from the back.
+        """
         if seq_id is None:
             self._ids += 1
             seq_id = self._ids
@@ -192,23 +228,58 @@ class World:
         receipt = None if query is None else self.disk.lookup(query)
         match = self.kv.match(chain, receipt)
         assert match.num_tokens <= len(chain) - 1
-        admission = self.kv.admit(seq_id, chain, match, use_host=use_host, use_disk=use_disk)
-        if receipt is not None and not (admission and admission.transfers):
-            del self.disk.leases[receipt.receipt_id]
-            receipt = None
+        admission = self.kv.admit(seq_id, chain, match)
         if admission is None:
+            self._release_receipts()
             return None
-        assert admission.cached_tokens <= match.num_tokens
-        waiting = {transfer.transfer_id for transfer in admission.transfers}
-        run = Run(seq_id, chain, admission.cached_tokens, admission, waiting, receipt)
+        assert admission.device_tokens <= admission.found_tokens <= match.num_tokens
+        admitted = Admitted(
+            block_ids=admission.block_ids,
+            cached_tokens=admission.found_tokens,
+            device_tokens=match.device_tokens,
+            host_tokens=match.host_tokens,
+            disk_tokens=match.disk_tokens,
+            copies=admission.copies,
+            transfers=(),
+        )
+        run = Run(seq_id, chain, admission.device_tokens, admitted, set(), receipt)
         run.copies = admission.copies
         self.runs[seq_id] = run
-        self._submit(admission.transfers)
+        admitted.transfers = self.claim(run, claim)
         return run
 
+    def claim(self, run: Run, count: int | None = None) -> tuple[Transfer, ...]:
+        """Load the last ``count`` unclaimed blocks of each tier, or all."""
+        meeting = self.advance(run)
+        wanted = {
+            tier: min(len(positions), len(positions) if count is None else count)
+            for tier, positions in meeting.unclaimed.items()
+        }
+        transfers = self.kv.claim(run.seq_id, wanted)
+        run.waiting_for |= {transfer.transfer_id for transfer in transfers}
+        self._submit(transfers)
+        self._release_receipts()
+        return transfers
+
+    def advance(self, run: Run) -> Meeting:
+        """Let what has arrived join its front."""
+        meeting = self.kv.advance(run.seq_id)
+        for tier, tokens in meeting.joined:
+            run.brought.tokens[tier] += tokens
+        run.computed = run.brought.cached_tokens = meeting.front_tokens
+        run.over = meeting.over
+        if not self.reads_the_plan(run) and not run.copies:
+            self.read(run, run.computed)
+        return meeting
+
     def stage(self, run: Run, end: int) -> bool:
-        """Put positions up to ``end`` into the plan; False where there is no room for them."""
-        if self.kv.reserve(run.seq_id, end) is None:
+        """Put positions up to ``end`` into the plan, or up to what is being loaded.
+
+        False where there is no room for them, or nothing to compute before what is loaded.
+        """
+        limit = self.advance(run).limit_tokens
+        end = end if limit is None else min(end, limit)
+        if end <= run.computed or self.kv.reserve(run.seq_id, end) is None:
             return False
         self.kv.stage(run.seq_id, end)
         self.plan.append((run, end))
@@ -235,15 +306,17 @@ class World:
             if run.seq_id not in lost:
                 run.computed = end
                 self.kv.commit(run.seq_id, end)
+        for run, end in plan:
+            if run.seq_id in lost:
+                self._scribble(run, end)
         for run in [run for run in self.runs.values() if run.seq_id in lost]:
-            self._scribble(run)
             self.finish(run)
         self.kv.unstage()
 
-    def _scribble(self, run: Run) -> None:
+    def _scribble(self, run: Run, end: int) -> None:
         """A failed step leaves anything in the slots it was to write."""
         table = self.kv.block_table(run.seq_id)
-        for position in range(run.computed, len(table) * B):
+        for position in range(run.computed, end):
             self.device[table[position // B]][position % B] = POISON
 
     def read(self, run: Run, end: int) -> None:
@@ -290,11 +363,16 @@ class World:
         """A whole turn alone: admit, fetch, compute in one chunk, finish."""
         run = self.admit_now(self.chain(token_ids, tenant), outcome)
         self.drain(outcome)
-        self.stage_now(run, len(run.chain), outcome)
-        self.execute()
+        self.compute(run, outcome)
         self.finish(run)
         self.check()
         return run
+
+    def compute(self, run: Run, outcome: Outcome = OK) -> None:
+        """All that is left of a run, around what was loaded."""
+        while run.computed < len(run.chain):
+            self.stage_now(run, len(run.chain), outcome)
+            self.execute()
 
     # -- moves
 
@@ -335,19 +413,22 @@ class World:
             run.waiting_for.discard(transfer.transfer_id)
         if fetched is not None:
             run = self.runs[fetched.seq_id]
-            assert not run.waiting_for
-            run.fetched = fetched
-            run.computed = fetched.cached_tokens
-            assert list(fetched.block_ids) == list(self.kv.block_table(run.seq_id))
-            if not self.reads_the_plan(run):
-                self.read(run, fetched.cached_tokens)
+            corrupt = sum(why is MissReason.CORRUPT for why in fetched.lost.values())
+            run.brought.corrupt_blocks += corrupt
+            run.brought.failed_blocks += len(fetched.lost) - corrupt
+            if not any(planned is run for planned, _ in self.plan):
+                self.advance(run)
         self._release_receipts()
         return fetched
 
     def _release_receipts(self) -> None:
         """Receipts end when nothing reads their slots any more."""
-        if not any(transfer.src is Tier.DISK for transfer in self.pending):
-            self.disk.leases.clear()
+        if any(transfer.src is Tier.DISK for transfer in self.pending):
+            return
+        held = {
+            run.receipt.receipt_id for run in self.runs.values() if run.receipt and not run.over
+        }
+        self.disk.leases = {i: slots for i, slots in self.disk.leases.items() if i in held}
 
     def _move(self, transfer: Transfer, position: int, outcome: MoveOutcome) -> MoveOutcome:
         move = transfer.moves[position]

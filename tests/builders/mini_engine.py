@@ -13,6 +13,7 @@ from sessionkv.cache.identity import KVIdentity
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.config import SchedulerConfig
 from sessionkv.engine.checksum_runner import ChecksumRunner
+from sessionkv.engine.scheduler.policy import LoadPolicy
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import Sequence as EngineSequence
 from sessionkv.engine.scheduler.sequence import SequenceEvent
@@ -32,7 +33,7 @@ from sessionkv.types import (
     TransferResult,
 )
 from tests.builders.checksum import GREEDY
-from tests.builders.schedules import FixedPolicy
+from tests.builders.schedules import LoadAll
 
 Fault = Callable[[Transfer, BlockMove], MoveOutcome | None]
 
@@ -118,7 +119,7 @@ class MiniEngine:
         step_tokens: int = 64,
         max_model_len: int = 512,
         prefix_cache: bool = True,
-        policy: FixedPolicy | None = None,
+        policy: LoadPolicy | None = None,
         config: SchedulerConfig | None = None,
         fault: Fault | None = None,
         root_name: str = "checksum",
@@ -139,7 +140,7 @@ class MiniEngine:
         )
         self.scheduler = Scheduler(
             self.kv,
-            policy or FixedPolicy(),
+            policy or LoadAll(),
             config=config or SchedulerConfig(),
             step_tokens=step_tokens,
             max_model_len=max_model_len,

@@ -1,35 +1,55 @@
 """Builds schedulers and sequences, and runs steps with made-up tokens instead of a runner."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sessionkv.config import SchedulerConfig
+from sessionkv.engine.scheduler.policy import Claims, LoadPolicy, Workload
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import Sequence as EngineSequence
 from sessionkv.engine.scheduler.sequence import SequenceEvent
-from sessionkv.types import Match, SampledToken, SamplingParams, StepOutput, StepPlan
+from sessionkv.types import Meeting, SampledToken, SamplingParams, StepOutput, StepPlan, Tier
 from tests.builders.fake_kv import FakeChain, FakeKV
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A load decision."""
+class LoadAll:
+    """Loads everything at once, and computes only what could not be loaded."""
 
-    use_host: bool = True
-    use_disk: bool = True
-    reason: object = None
+    def meet(self, meeting: Meeting, work: Workload) -> Claims:
+        loads = unclaimed(meeting)
+        if loads:
+            return Claims(meeting.front_tokens, loads)
+        return Claims(None)
 
 
-class FixedPolicy:
-    """Always decides the same and remembers what it was asked."""
+class ComputeAll:
+    """Loads nothing; remembers what it was asked."""
 
-    def __init__(self, decision: Decision | None = None) -> None:
-        self.decision = decision or Decision()
-        self.asked: list[tuple[Match, int, int]] = []
+    def __init__(self) -> None:
+        self.asked: list[tuple[Meeting, Workload]] = []
 
-    def decide(self, match: Match, num_prompt_tokens: int, queued_tokens: int) -> Decision:
-        self.asked.append((match, num_prompt_tokens, queued_tokens))
-        return self.decision
+    def meet(self, meeting: Meeting, work: Workload) -> Claims:
+        self.asked.append((meeting, work))
+        return Claims(None)
+
+
+@dataclass
+class Scripted:
+    """What each meeting is answered, in order; the last answer stays."""
+
+    answers: list[Claims]
+    asked: list[tuple[Meeting, Workload]] = field(default_factory=list)
+
+    def meet(self, meeting: Meeting, work: Workload) -> Claims:
+        self.asked.append((meeting, work))
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def unclaimed(meeting: Meeting) -> dict[Tier, int]:
+    """How many blocks (of 4 tokens) of each tier may be claimed."""
+    front = -(-meeting.front_tokens // 4)
+    counts = {t: sum(at >= front for at in places) for t, places in meeting.unclaimed.items()}
+    return {tier: count for tier, count in counts.items() if count}
 
 
 def make_scheduler(
@@ -37,13 +57,13 @@ def make_scheduler(
     *,
     step_tokens: int = 32,
     max_model_len: int = 64,
-    policy: FixedPolicy | None = None,
+    policy: LoadPolicy | None = None,
     **config: object,
 ) -> Scheduler:
     """A scheduler with small limits."""
     return Scheduler(
         kv,
-        policy or FixedPolicy(),
+        policy or LoadAll(),
         config=SchedulerConfig(**config),
         step_tokens=step_tokens,
         max_model_len=max_model_len,
@@ -113,4 +133,14 @@ def spans(plan: StepPlan) -> list[tuple[int, int, int]]:
     return [(s.seq_id, s.start, s.start + len(s.token_ids)) for s in plan.steps]
 
 
-__all__ = ["Decision", "FakeKV", "FixedPolicy", "Loop", "make_scheduler", "make_sequence", "spans"]
+__all__ = [
+    "Claims",
+    "ComputeAll",
+    "FakeKV",
+    "LoadAll",
+    "Loop",
+    "Scripted",
+    "make_scheduler",
+    "make_sequence",
+    "spans",
+]

@@ -44,7 +44,7 @@ class _TinyBuilding(Building):
         gate = self._gate
         wrap = None if gate is None else lambda runner: _Gated(runner, gate)
         self.built = build_engine(config, wrap_runner=wrap, **arguments)
-        self.built.parts.planner.observe_prefill = lambda *args, **fields: None
+        self.built.parts.planner.rates.observe_prefill = lambda *args, **fields: None
         return self.built
 
 

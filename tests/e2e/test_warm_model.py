@@ -68,7 +68,7 @@ def config(model: str, store: Path, *, host_blocks: int = 0, disk: bool = False)
 def build(config: EngineConfig, **arguments: Any) -> BuiltEngine:
     """What is found is loaded: how fast this machine computes is not what is tested."""
     built = build_engine(config, **arguments)
-    built.parts.planner.observe_prefill = lambda *args, **fields: None  # type: ignore[method-assign]
+    built.parts.planner.rates.observe_prefill = lambda *args, **fields: None  # type: ignore[method-assign]
     return built
 
 

@@ -32,8 +32,7 @@ def test_the_source_of_a_restore_is_never_chosen_to_make_room(disk: int) -> None
     while world.pending:
         world.complete(len(world.pending) - 1)
         world.check()
-    world.stage_now(run, 13)
-    world.execute()
+    world.compute(run)
     world.finish(run)
     for tokens in ([1] * 16, [2] * 8, T(13)):
         world.turn(tokens)
@@ -53,8 +52,7 @@ def test_holds_end_also_when_the_copy_fails(outcome: MoveOutcome) -> None:
     world.drain(failing)
     assert run.fetched is not None
     assert run.fetched.cached_tokens == 0
-    world.stage_now(run, 13)
-    world.execute()
+    world.compute(run)
     world.finish(run)
     world.check()
     world.assert_idle()

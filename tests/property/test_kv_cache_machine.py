@@ -68,7 +68,7 @@ class CacheMachine(RuleBasedStateMachine):
         return [
             run
             for run in self.world.runs.values()
-            if not run.fetching and run.seq_id not in planned and run.computed < len(run.chain)
+            if run.seq_id not in planned and run.computed < len(run.chain)
         ]
 
     def _prompt(self, log: int, cut: int, delta: list[int]) -> list[int]:
@@ -83,15 +83,22 @@ class CacheMachine(RuleBasedStateMachine):
         delta=st.lists(st.integers(1, 3), max_size=12),
         tenant=st.sampled_from(["local"] * 5 + ["other"]),
         lookup=st.booleans(),
-        use_host=st.sampled_from([True, True, True, False]),
-        use_disk=st.sampled_from([True, True, True, False]),
+        claim=st.sampled_from([None, None, 0, 1, 2]),
     )
-    def admit(self, log, cut, delta, tenant, lookup, use_host, use_disk) -> None:
+    def admit(self, log, cut, delta, tenant, lookup, claim) -> None:
         if len(self.world.runs) < 4:
             prompt = self._prompt(log, cut, delta)
             self.logs.append(prompt)
             chain = self.world.chain(prompt, tenant)
-            self.world.admit(chain, lookup=lookup, use_host=use_host, use_disk=use_disk)
+            self.world.admit(chain, lookup=lookup, claim=claim)
+
+    @precondition(lambda self: any(not run.over for run in self.world.runs.values()))
+    @rule(which=st.integers(0, 9), count=st.integers(1, 3))
+    def claim(self, which: int, count: int) -> None:
+        """The load cursor of a running sequence goes on."""
+        run = self._idle_run(which)
+        if run is not None:
+            self.world.claim(run, count)
 
     @rule(
         log=st.integers(0, 5),
@@ -108,8 +115,9 @@ class CacheMachine(RuleBasedStateMachine):
         for index, transfer in reversed(list(enumerate(self.world.pending))):
             if transfer.transfer_id in run.waiting_for:
                 self.world.complete(index)
-        if self._stage_or_make_room(run):
+        while run.seq_id in self.world.runs and self._stage_or_make_room(run):
             self.world.execute()
+        if run.computed == len(prompt):
             self.logs.append(prompt)
         if run.seq_id in self.world.runs:
             self.world.finish(run, None if kept is None else max(len(prompt) - kept, 0))
@@ -177,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9))
     def preempt(self, which: int) -> None:
         run = self._idle_run(which)
-        if run is None or run.fetching:
+        if run is None:
             return
         self.world.preempt(run)
         self.world.admit(run.chain, seq_id=run.seq_id)
@@ -234,7 +242,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.world.check()
         for run in self.world.runs.values():
-            if not run.fetching and not run.copies and not self.world.reads_the_plan(run):
+            if not run.copies and not self.world.reads_the_plan(run):
                 self.world.read(run, run.computed)
 
     def teardown(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sessionkv.engine.scheduler.kv import KVCache
-from sessionkv.engine.scheduler.policy import LoadPolicy
 from sessionkv.engine.scheduler.queue import WaitingQueue
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceState, Wait
 from sessionkv.engine.scheduler.transfers import TransferDesk
@@ -32,14 +31,12 @@ class Admitter:
     def __init__(
         self,
         kv: KVCache,
-        policy: LoadPolicy,
         *,
         queue: WaitingQueue,
         desk: TransferDesk,
         sequences: Mapping[int, Sequence],
     ) -> None:
         self._kv = kv
-        self._policy = policy
         self._queue = queue
         self._desk = desk
         self._sequences = sequences
@@ -173,7 +170,7 @@ class Admitter:
         return (
             filler is not None
             and filler.fills_blocks
-            and filler.num_staged <= wait.progress
+            and filler.progress <= wait.progress
             and step_id - wait.since_step < MAX_IDLE_WAIT_STEPS
         )
 
@@ -187,8 +184,8 @@ class Admitter:
         if filler is None or not filler.fills_blocks:
             return False
         wait = sequence.wait
-        if wait is None or wait.filler is not filler or filler.num_staged > wait.progress:
-            sequence.wait = Wait(filler, None, filler.num_staged, step_id)
+        if wait is None or wait.filler is not filler or filler.progress > wait.progress:
+            sequence.wait = Wait(filler, None, filler.progress, step_id)
             return True
         return step_id - wait.since_step < MAX_IDLE_WAIT_STEPS
 
@@ -204,7 +201,7 @@ class Admitter:
             alone: Nothing else holds blocks, so that what has no room now never will have.
 
         Returns:
-            Whether it is out of the queue: running, or fetching when it has transfers to wait for.
+            Whether it is out of the queue: running, or fetching when some of it can be loaded.
         """
         match = self._match(sequence)
         if sequence.use_cache and self._should_wait(sequence, match, step_id):
@@ -248,36 +245,25 @@ class Admitter:
 
     def _take_blocks(self, sequence: Sequence, match: Match) -> Admission | None:
         """Lease what is matched, with room for the whole prompt; all or nothing."""
-        use_host = use_disk = True
         known = len(sequence.token_ids)
-        sequence.load_reason = None
-        if match.host_tokens or match.disk_tokens:
-            queued = self._queue.num_tokens - known
-            decision = self._policy.decide(match, known, queued)
-            use_host, use_disk = decision.use_host, decision.use_disk
-            sequence.load_reason = decision.reason
-        return self._kv.admit(
-            sequence.seq_id,
-            sequence.chain,
-            match,
-            use_host=use_host,
-            use_disk=use_disk,
-            room_tokens=known,
-        )
+        return self._kv.admit(sequence.seq_id, sequence.chain, match, room_tokens=known)
 
     def _admitted(self, sequence: Sequence, admission: Admission, now: float) -> None:
         self._queue.remove(sequence)
         self.left(sequence)
-        self._desk.hand_out(admission.transfers)
-        if sequence.receipt is not None:
-            self._desk.keep_for(sequence.receipt, admission.transfers)
-            sequence.receipt = None
         sequence.capacity_tokens = len(admission.block_ids) * self._kv.block_size
-        sequence.state = SequenceState.FETCHING if admission.transfers else SequenceState.RUNNING
         sequence.holds_blocks = True
-        sequence.num_computed = sequence.num_staged = admission.cached_tokens
+        sequence.num_computed = sequence.num_staged = admission.device_tokens
+        sequence.found_tokens = admission.found_tokens
         sequence.copies = admission.copies
-        sequence.accounting.admitted(admission, now)
+        sequence.accounting.admitted(now)
+        if admission.found_tokens > admission.device_tokens:
+            sequence.state = SequenceState.FETCHING
+        else:
+            sequence.state = SequenceState.RUNNING
+            sequence.accounting.is_ready(now)
+            self._desk.give_back(sequence.receipt)
+            sequence.receipt = None
         if self._last_admission_at is not None:
             self._interval_s += (now - self._last_admission_at - self._interval_s) / 8
         self._last_admission_at = now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessionkv.engine.scheduler.kv import KVCache
-from sessionkv.engine.scheduler.sequence import Sequence
+from sessionkv.engine.scheduler.sequence import Sequence, SequenceState
 from sessionkv.types import BlockCopy, SequenceStart, SequenceStep
 
 
@@ -45,12 +45,14 @@ class Batch:
         wrote can be shared.
         """
         start, known = sequence.num_computed, len(sequence.token_ids)
-        end = min(known, start + self.budget)
+        end = min(known, start + self.budget, sequence.compute_limit)
         if end < known:
             boundary = end - end % self._kv.block_size
             end = boundary if boundary > start else end
         if not sequence.started:
-            self._start(sequence)
+            self._start(sequence, end)
+        elif sequence.state is SequenceState.FETCHING:
+            sequence.new_block_ids = self._next_blocks(sequence, end)
         self.steps.append(
             SequenceStep(
                 sequence.seq_id,
@@ -65,11 +67,24 @@ class Batch:
         self.budget -= end - start
         return end - start
 
-    def _start(self, sequence: Sequence) -> None:
+    def _next_blocks(self, sequence: Sequence, end: int) -> tuple[int, ...]:
+        """Blocks that the runner has to know now.
+
+        While some blocks are still to be loaded, those that hold positions below ``end``: the
+        table of the runner ends with the front.
+        """
+        known, table = sequence.num_known_blocks, self._kv.block_table(sequence.seq_id)
+        if sequence.state is SequenceState.FETCHING:
+            table = table[: -(-end // self._kv.block_size)]
+        sequence.num_known_blocks = len(table)
+        return tuple(table[known:])
+
+    def _start(self, sequence: Sequence, end: int) -> None:
+        sequence.num_known_blocks = 0
         self.starts.append(
             SequenceStart(
                 sequence.seq_id,
-                tuple(self._kv.block_table(sequence.seq_id)),
+                self._next_blocks(sequence, end),
                 sequence.num_computed,
                 sequence.token_ids,
                 sequence.num_prompt_tokens,

@@ -5,11 +5,11 @@ All calls are on the core thread, cost O(blocks concerned), touch no bytes and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from sessionkv.types import DiskReceipt
-from sessionkv.types.cache import Admission, DiskQuery, Fetched, Match
+from sessionkv.types import DiskReceipt, Tier
+from sessionkv.types.cache import Admission, DiskQuery, Fetched, Match, Meeting
 from sessionkv.types.transfers import Transfer, TransferResult
 
 
@@ -56,19 +56,27 @@ class KVCache(Protocol):
         chain: Chain,
         match: Match,
         *,
-        use_host: bool,
-        use_disk: bool,
         room_tokens: int = 0,
     ) -> Admission | None:
-        """Lease what the match offers and allocate room for fetches and the tail's copy.
+        """Lease what the match offers and allocate room for loads and the tail's copy.
 
         The table is also grown to hold ``room_tokens`` positions, as by :meth:`reserve`. An empty
         match (all counts 0) needs no ``state``: nothing is reused.
 
-        Nothing past a tier that is not used is used either (a prefix has no holes). None when the
-        device has no room now: nothing was changed, but the shortfall is noted, and
+        None when the device has no room now: nothing was changed, but the shortfall is noted, and
         :meth:`plan_transfers` will make room.
         """
+        ...
+
+    def advance(self, seq_id: int) -> Meeting:
+        """Join what was loaded and lies before the front, and say where the two cursors stand.
+
+        Between steps only. The disk receipt of the match is needed until the meeting is over.
+        """
+        ...
+
+    def claim(self, seq_id: int, wanted: Mapping[Tier, int]) -> tuple[Transfer, ...]:
+        """Take so many of the unclaimed blocks of a tier, from the back, to be loaded."""
         ...
 
     def reserve(self, seq_id: int, num_tokens: int) -> tuple[int, ...] | None:
@@ -103,7 +111,7 @@ class KVCache(Protocol):
 
         Written blocks stay as cache; an unfilled tail becomes a partial match. ``keep_tokens``
         cuts the tail to what the log kept: slots past it are not matchable as part of it. Also
-        right for a sequence that failed or was cancelled at any moment, with fetches in flight or
+        right for a sequence that failed or was cancelled at any moment, with loads in flight or
         none: blocks with positions not committed are freed.
         """
         ...
@@ -117,7 +125,7 @@ class KVCache(Protocol):
         ...
 
     def finish_transfer(self, result: TransferResult) -> Fetched | None:
-        """Take in a mover's answer; not None when it completes a sequence's fetches."""
+        """Take in a mover's answer; not None for a load of a running sequence."""
         ...
 
     def take_freed(self) -> tuple[int, ...]:

@@ -6,6 +6,9 @@
        ^         ^___________|__________|            any state -> (dropped)
        |_________|   preempted or rolled back
 
+A sequence is FETCHING from its admission until everything found of its prompt is there or computed;
+steps may compute its front meanwhile.
+
 Leases, the share it counts for, its disk receipt and the runner's knowledge of it end in one place
 each, whatever the path. Plans nothing.
 """
@@ -18,7 +21,6 @@ from bisect import insort
 from sessionkv.engine.scheduler.admission import Admitter
 from sessionkv.engine.scheduler.fairness import FairShares
 from sessionkv.engine.scheduler.kv import KVCache
-from sessionkv.engine.scheduler.policy import LoadPolicy
 from sessionkv.engine.scheduler.queue import WaitingQueue
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent, SequenceState
 from sessionkv.engine.scheduler.transfers import TransferDesk
@@ -36,17 +38,13 @@ class Lifecycle:
         num_unreleased: Finished ones that still hold blocks.
     """
 
-    def __init__(
-        self, kv: KVCache, load_policy: LoadPolicy, *, desk: TransferDesk, ageing_s: float
-    ) -> None:
+    def __init__(self, kv: KVCache, *, desk: TransferDesk, ageing_s: float) -> None:
         self._kv = kv
         self._desk = desk
         self.sequences: dict[int, Sequence] = {}
         self.running: list[Sequence] = []
         self.queue = WaitingQueue(ageing_s=ageing_s)
-        self.admitter = Admitter(
-            kv, load_policy, queue=self.queue, desk=desk, sequences=self.sequences
-        )
+        self.admitter = Admitter(kv, queue=self.queue, desk=desk, sequences=self.sequences)
         self.num_unreleased = 0
         self._shares = FairShares()
         self._ends: list[int] = []
@@ -72,11 +70,21 @@ class Lifecycle:
         sequence.admission_number = self._num_admitted
         insort(self.running, sequence, key=lambda s: s.rank)
 
+    def joined(self, sequence: Sequence) -> None:
+        """Loaded blocks lie behind its front: for the runner it starts anew, with all of them."""
+        self._leave_batch(sequence)
+
+    def fetched(self, sequence: Sequence, now: float) -> None:
+        """Nothing is to be loaded for it any more."""
+        sequence.state = SequenceState.RUNNING
+        sequence.accounting.is_ready(now)
+        self._give_back_receipt(sequence)
+
     def preempt_last(self) -> None:
         """The last in rank gives up its blocks, to be demoted, and waits to go on."""
         victim = self.running.pop()
         self._kv.preempt(victim.seq_id)
-        if victim.started:
+        if victim.num_known_blocks:
             victim.computed_before = max(victim.computed_before, victim.num_computed)
         self._return_to_queue(victim)
 

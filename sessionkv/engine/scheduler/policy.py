@@ -1,40 +1,67 @@
-"""What the scheduler asks of the load planner: fetch what was found in lower tiers, or compute."""
+"""What the scheduler asks of the load planner: which blocks to load now, how far to compute."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from sessionkv.types import Match
+from sessionkv.types import Meeting, Tier
 
 
-class LoadDecision(Protocol):
-    """Which tiers below the device to fetch from, and why not where not."""
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Loads from one tier that are under way, of all sequences; they are answered in order.
 
-    @property
-    def use_host(self) -> bool:
-        """Fetch what the host tier has."""
-        ...
+    Attributes:
+        num_blocks: How many blocks.
+        head_blocks: Blocks of the transfer that is next to be answered.
+        head_s: For how long it has been that.
+    """
 
-    @property
-    def use_disk(self) -> bool:
-        """Fetch what the disk tier has."""
-        ...
+    num_blocks: int = 0
+    head_blocks: int = 0
+    head_s: float = 0.0
 
-    @property
-    def reason(self) -> object:
-        """For the cache report; opaque to the scheduler."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What else bears on one sequence's meeting.
+
+    Attributes:
+        num_tokens: Tokens of the sequence in all.
+        step_tokens: Most tokens of one step.
+        other_tokens: Tokens that other sequences have to compute: computing makes them wait.
+        lanes: Loads under way, by tier.
+    """
+
+    num_tokens: int
+    step_tokens: int
+    other_tokens: int = 0
+    lanes: Mapping[Tier, Lane] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What the two cursors of one sequence take now.
+
+    Attributes:
+        compute_tokens: Positions below it are computed, as far as one step goes; None for no bound.
+        loads: By tier, how many of its unclaimed blocks to load, from the back.
+    """
+
+    compute_tokens: int | None
+    loads: Mapping[Tier, int] = field(default_factory=dict)
 
 
 class LoadPolicy(Protocol):
-    """Decides once for each admission that found something below the device."""
+    """Decides for each step of a sequence of which something was found below the device."""
 
-    def decide(self, match: Match, num_prompt_tokens: int, queued_tokens: int) -> LoadDecision:
-        """Fetch or compute, whichever is sooner.
+    def meet(self, meeting: Meeting, work: Workload) -> Claims:
+        """Share what is unclaimed between the cursors; see :class:`Claims`.
 
-        Args:
-            match: What was found, by tier.
-            num_prompt_tokens: Tokens of the sequence in all.
-            queued_tokens: Tokens of sequences that wait behind it: computing makes them wait.
+        No more is claimed of a tier than is unclaimed from the front on. Computing stops before
+        what is loaded, whatever is asked for. While nothing at all is loading, something is claimed
+        or the front goes on.
         """
         ...

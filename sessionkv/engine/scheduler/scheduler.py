@@ -27,8 +27,13 @@ from sessionkv.engine.scheduler.batch import Batch
 from sessionkv.engine.scheduler.fairness import OUTPUT_WEIGHT
 from sessionkv.engine.scheduler.kv import KVCache
 from sessionkv.engine.scheduler.lifecycle import Lifecycle
-from sessionkv.engine.scheduler.policy import LoadPolicy
-from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent, SequenceState
+from sessionkv.engine.scheduler.policy import LoadPolicy, Workload
+from sessionkv.engine.scheduler.sequence import (
+    UNBOUNDED,
+    Sequence,
+    SequenceEvent,
+    SequenceState,
+)
 from sessionkv.engine.scheduler.transfers import TransferDesk
 from sessionkv.errors import NeverFits, Overloaded, PromptTooLong
 from sessionkv.types import (
@@ -36,9 +41,12 @@ from sessionkv.types import (
     DiskReceipt,
     Fetched,
     FinishReason,
+    Meeting,
+    MissReason,
     SampledToken,
     StepOutput,
     StepPlan,
+    Tier,
     Transfer,
     TransferResult,
 )
@@ -70,19 +78,20 @@ class Scheduler:
 
         Args:
             kv: The cache; its leases for running sequences are made and ended here only.
-            load_policy: Decides whether to fetch or to compute.
+            load_policy: Decides what to load and what to compute of what was found.
             config: Limits and times; ``step_tokens`` of it is not read.
             step_tokens: Most tokens of one plan; also bounds the sequences that run at once.
             max_model_len: Most positions of one sequence.
         """
         self._kv = kv
+        self._policy = load_policy
         self._step_tokens = step_tokens
         self._max_model_len = max_model_len
         self._max_running = min(config.max_running, step_tokens)
         self._max_queue = config.max_queue
         self._lookup_timeout_s = config.lookup_timeout_ms / 1000.0
         self._desk = TransferDesk(kv)
-        self._life = Lifecycle(kv, load_policy, desk=self._desk, ageing_s=config.ageing_s)
+        self._life = Lifecycle(kv, desk=self._desk, ageing_s=config.ageing_s)
         self._admitter = self._life.admitter
         self._in_flight: tuple[StepPlan, list[Sequence]] | None = None
         self._step_id = 0
@@ -129,18 +138,16 @@ class Scheduler:
             self._desk.give_back(receipt)
 
     def on_transfer(self, result: TransferResult, now: float) -> Fetched | None:
-        """A mover's answer; not None when it completes a sequence's fetches."""
+        """A mover's answer; not None for a load of a sequence that runs."""
         fetched = self._kv.finish_transfer(result)
-        self._desk.answered(result.transfer_id)
+        self._desk.answered(result.transfer_id, now)
         self._admitter.room_changed()
         if fetched is None:
             return None
         sequence = self._life.sequences.get(fetched.seq_id)
-        if sequence is not None and sequence.state is SequenceState.FETCHING:
-            sequence.accounting.fetched(fetched, now)
-            sequence.num_computed = sequence.num_staged = fetched.cached_tokens
-            sequence.capacity_tokens = len(fetched.block_ids) * self._kv.block_size
-            sequence.state = SequenceState.RUNNING
+        if sequence is not None:
+            sequence.num_arrived += fetched.num_blocks
+            sequence.lost.update(fetched.lost)
         return fetched
 
     def cancel(self, seq_id: int) -> bool:
@@ -267,7 +274,7 @@ class Scheduler:
         if self._step_id % _RETRY_STEPS == 0:
             self._admitter.room_changed()
         batch = Batch(self._kv, self._step_tokens)
-        if self._plan_running(batch):
+        if self._plan_running(batch, now):
             self._plan_admissions(batch, now)
         if not batch.steps:
             return None
@@ -283,7 +290,7 @@ class Scheduler:
         self._in_flight = plan, batch.sequences
         return plan
 
-    def _plan_running(self, batch: Batch) -> bool:
+    def _plan_running(self, batch: Batch, now: float) -> bool:
         """Plan the sequences that hold blocks, in rank; whether all of them had room.
 
         Blocks are seen to before anything of lower rank is planned, and only lower ranks give way,
@@ -293,12 +300,16 @@ class Scheduler:
         while i < len(running):
             sequence = running[i]
             i += 1
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not SequenceState.RUNNING and not self._meet(sequence, now):
                 continue
             known = len(sequence.token_ids)
             if known > sequence.capacity_tokens and not self._grow(sequence, known):
                 had_room = False
-            elif known - sequence.num_computed == 1 and sequence.started:
+            elif (
+                known - sequence.num_computed == 1
+                and sequence.started
+                and sequence.state is SequenceState.RUNNING
+            ):
                 batch.add_decode(sequence)
             else:
                 prefills.append(sequence)
@@ -318,10 +329,55 @@ class Scheduler:
                 alone = False
                 room -= 1
                 self._life.admitted(sequence)
-                if sequence.state is SequenceState.RUNNING:
+                if sequence.state is SequenceState.RUNNING or self._meet(sequence, now):
                     sequence.share.charge(batch.add_prefill(sequence))
             if room <= 0 or batch.budget <= 0:
                 return
+
+    def _meet(self, sequence: Sequence, now: float) -> bool:
+        """Let the two cursors of a sequence that fetches go on; whether the front may compute."""
+        meeting = self._kv.advance(sequence.seq_id)
+        if meeting.joined:
+            self._join(sequence, meeting)
+        if meeting.over:
+            if sequence.started:
+                table = self._kv.block_table(sequence.seq_id)
+                sequence.new_block_ids = tuple(table[sequence.num_known_blocks :])
+            sequence.compute_limit = UNBOUNDED
+            self._life.fetched(sequence, now)
+            return True
+        claims = self._policy.meet(meeting, self._workload(sequence, now))
+        size = self._kv.block_size
+        limits = [claims.compute_tokens, meeting.limit_tokens]
+        limits += [meeting.unclaimed[tier][-count] * size for tier, count in claims.loads.items()]
+        transfers = self._kv.claim(sequence.seq_id, claims.loads)
+        self._desk.load(transfers, sequence.receipt, now)
+        sequence.compute_limit = min((x for x in limits if x is not None), default=UNBOUNDED)
+        return sequence.compute_limit > sequence.num_computed
+
+    def _join(self, sequence: Sequence, meeting: Meeting) -> None:
+        """Count what arrived, and let the runner start with it."""
+        at, end = sequence.num_computed, sequence.num_prompt_tokens
+        sequence.accounting.took(Tier.DEVICE, min(at, end))
+        for tier, tokens in meeting.joined:
+            at += tokens
+            sequence.accounting.took(tier, min(at, end))
+        sequence.num_computed = sequence.num_staged = at
+        self._life.joined(sequence)
+
+    def _workload(self, sequence: Sequence, now: float) -> Workload:
+        """What else is to be computed and loaded. O(running)."""
+        others = self._life.queue.num_tokens + sum(
+            len(other.token_ids) - max(other.num_computed, other.found_tokens)
+            for other in self._life.running
+            if other is not sequence
+        )
+        return Workload(
+            num_tokens=len(sequence.token_ids),
+            step_tokens=self._step_tokens,
+            other_tokens=others,
+            lanes=self._desk.lanes(now),
+        )
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Room for ``num_tokens`` positions, at the cost of lower ranks; False: not in this step.
@@ -366,6 +422,8 @@ class Scheduler:
             end = step.start + len(step.token_ids)
             sequence.planned = False
             sequence.num_computed = end
+            if step.start < sequence.num_prompt_tokens:
+                self._count_prefill(sequence, step.start, end)
             if step.start < sequence.computed_before:
                 again = min(end, sequence.computed_before) - step.start
                 sequence.accounting.recomputed_tokens += again
@@ -379,6 +437,26 @@ class Scheduler:
                 events.append(self._life.finish(sequence, None))
         self._kv.unstage()
         return events
+
+    def _count_prefill(self, sequence: Sequence, start: int, end: int) -> None:
+        """Note where the prompt's positions below ``end`` came from, those computed with a reason.
+
+        ::
+
+            | device | lost | found | not found |
+                     ^ start        ^ found_tokens
+        """
+        accounting = sequence.accounting
+        accounting.took(Tier.DEVICE, start)
+        end = min(end, sequence.num_prompt_tokens)
+        found = min(sequence.found_tokens, end)
+        if sequence.lost and start < found:
+            size = self._kv.block_size
+            for position in range(start // size, -(-found // size)):
+                reason = sequence.lost.get(position, MissReason.RECOMPUTE_WAS_SOONER)
+                accounting.was_computed(min((position + 1) * size, found), reason)
+        accounting.was_computed(found, MissReason.RECOMPUTE_WAS_SOONER)
+        accounting.was_computed(end, None)
 
     def _sampled(self, sequence: Sequence, token: SampledToken, now: float) -> SequenceEvent:
         """Add a token to its sequence, which may end with it."""
@@ -451,6 +529,10 @@ class Scheduler:
             spoiled.update(self._kv.dependents(seq_id))
         for seq_id in spoiled:
             sequence = self._life.sequences.get(seq_id)
-            if sequence is not None and sequence.state is SequenceState.FETCHING:
+            if (
+                sequence is not None
+                and sequence.state is SequenceState.FETCHING
+                and not sequence.planned
+            ):
                 self._life.roll_back(sequence)
         return spoiled

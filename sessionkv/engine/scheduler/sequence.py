@@ -7,6 +7,7 @@ by hash, no tiers and no clock: every time is an argument.
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,15 +16,17 @@ from sessionkv.engine.scheduler.fairness import Share
 from sessionkv.engine.scheduler.kv import Chain
 from sessionkv.errors import SessionKVError
 from sessionkv.types import (
-    Admission,
     BlockCopy,
     CacheReport,
     DiskReceipt,
-    Fetched,
     FinishReason,
+    MissReason,
     SampledToken,
     SamplingParams,
+    Tier,
 )
+
+UNBOUNDED = sys.maxsize
 
 
 class SequenceState(enum.Enum):
@@ -56,10 +59,28 @@ class SequenceEvent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Accounting:
-    """Figures of one sequence for its cache report, as of its first admission.
+class Computed:
+    """Prompt positions from ``start`` to ``end`` that were computed, not taken from a tier.
 
+    Attributes:
+        reason: Why, where they had been found; None where they had not.
+    """
+
+    start: int
+    end: int
+    reason: MissReason | None
+
+
+@dataclass(slots=True)
+class Accounting:
+    """Figures of one sequence for its cache report.
+
+    Each position of the prompt counts once, by where it came from when the front first passed it.
     Times are of the caller's clock, in seconds; None until the thing happened.
+
+    Attributes:
+        passed_tokens: Positions below it have been counted.
+        computed: Those computed, in order.
     """
 
     added_at: float = 0.0
@@ -71,28 +92,47 @@ class Accounting:
     host_tokens: int = 0
     disk_tokens: int = 0
     recomputed_tokens: int = 0
+    passed_tokens: int = 0
+    computed: list[Computed] = field(default_factory=list)
 
-    def admitted(self, admission: Admission, now: float) -> None:
-        """Take in an admission; only the first one counts."""
+    def admitted(self, now: float) -> None:
+        """It has blocks; only the first time counts."""
         if self.admitted_at is None:
             self.admitted_at = now
-            self.ready_at = None if admission.transfers else now
-            self.device_tokens = admission.device_tokens
-            self.host_tokens = admission.host_tokens
-            self.disk_tokens = admission.disk_tokens
 
-    def fetched(self, fetched: Fetched, now: float) -> None:
-        """Take in what the first admission's fetches brought, which may be less than hoped for."""
+    def is_ready(self, now: float) -> None:
+        """Nothing is to be loaded any more; only the first time counts."""
         if self.ready_at is None:
             self.ready_at = now
-            self.device_tokens = fetched.cached_tokens - fetched.host_tokens - fetched.disk_tokens
-            self.host_tokens = fetched.host_tokens
-            self.disk_tokens = fetched.disk_tokens
+
+    def took(self, tier: Tier, end: int) -> None:
+        """Positions not counted yet below ``end`` came from a tier."""
+        count = max(0, end - self.passed_tokens)
+        if tier is Tier.DEVICE:
+            self.device_tokens += count
+        elif tier is Tier.HOST:
+            self.host_tokens += count
+        else:
+            self.disk_tokens += count
+        self.passed_tokens += count
+
+    def was_computed(self, end: int, reason: MissReason | None) -> None:
+        """Positions not counted yet below ``end`` were computed."""
+        start = self.passed_tokens
+        if end <= start:
+            return
+        self.passed_tokens = end
+        last = self.computed[-1] if self.computed else None
+        if last is not None and (last.end, last.reason) == (start, reason):
+            last.end = end
+        else:
+            self.computed.append(Computed(start, end, reason))
 
     def undo_admission(self) -> None:
         """The first admission came to nothing; the next one counts as the first."""
         self.admitted_at = self.ready_at = None
-        self.device_tokens = self.host_tokens = self.disk_tokens = 0
+        self.device_tokens = self.host_tokens = self.disk_tokens = self.passed_tokens = 0
+        self.computed.clear()
 
     def report(self, num_prompt_tokens: int, num_output_tokens: int) -> CacheReport:
         """The report without its miss part, which the scheduler cannot know."""
@@ -131,6 +171,11 @@ class Sequence:
         deadline: Time of the caller's clock after which ``Scheduler.expired`` names it.
         group: Whom it counts for when tokens are shared out: (tenant, session).
         use_cache: False computes everything and leaves nothing behind.
+        found_tokens: Leading tokens of the prompt that the last admission found, in any tier.
+        lost: Blocks among them, by position in the table, that could not be loaded, and why.
+        num_arrived: Blocks that were loaded for it since.
+        compute_limit: Positions that the next step may compute end there.
+        num_known_blocks: Blocks of the table that the runner has been told.
     """
 
     seq_id: int
@@ -144,7 +189,6 @@ class Sequence:
 
     state: SequenceState = SequenceState.WAITING
     accounting: Accounting = field(default_factory=Accounting)
-    load_reason: object = None
     num_prompt_tokens: int = field(init=False)
     token_ids: Seq[int] = field(init=False)
     max_output_tokens: int = 0
@@ -169,6 +213,11 @@ class Sequence:
     computed_before: int = 0
     capacity_tokens: int = 0
     new_block_ids: tuple[int, ...] = ()
+    num_known_blocks: int = 0
+    compute_limit: int = UNBOUNDED
+    found_tokens: int = 0
+    lost: dict[int, MissReason] = field(default_factory=dict)
+    num_arrived: int = 0
     copies: tuple[BlockCopy, ...] = ()
     holds_blocks: bool = False
     started: bool = False
@@ -194,6 +243,11 @@ class Sequence:
         return self.state in (SequenceState.RUNNING, SequenceState.FETCHING) and self.use_cache
 
     @property
+    def progress(self) -> int:
+        """Grows while it brings in blocks, in whatever way."""
+        return self.num_staged + self.num_arrived
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Order among those that hold blocks: the last in it gives way first."""
         return (-self.priority, self.admission_number)
@@ -204,8 +258,11 @@ class Sequence:
 
     def leave_device(self) -> None:
         """Forget everything about blocks: the sequence holds none any more."""
-        self.num_computed = self.num_staged = self.capacity_tokens = 0
+        self.num_computed = self.num_staged = self.capacity_tokens = self.num_arrived = 0
         self.new_block_ids = ()
+        self.num_known_blocks = self.found_tokens = 0
+        self.compute_limit = UNBOUNDED
+        self.lost.clear()
         self.copies = ()
         self.holds_blocks = self.started = False
         self.awaited_spills = None
@@ -218,7 +275,7 @@ class Wait:
     Attributes:
         filler: The sequence that computes the block, or None.
         transfer_id: The transfer that loads it, or None.
-        progress: The filler's staged tokens when last looked at.
+        progress: The filler's ``progress`` when last looked at.
         since_step: Step in which that figure last changed.
     """
 

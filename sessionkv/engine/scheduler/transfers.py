@@ -1,20 +1,50 @@
 """Transfers and disk receipts between the cache's wishes and the movers' answers.
 
-Knows which transfers are under way and which disk leases wait for them; moves nothing itself.
+Knows which transfers are under way, how long loads take to be answered, and which disk leases wait
+for them; moves nothing itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sessionkv.engine.scheduler.kv import KVCache
+from sessionkv.engine.scheduler.policy import Lane
 from sessionkv.types import DiskReceipt, Tier, Transfer
+
+
+class _Lane:
+    """Loads from one tier not answered, in order, and since when the first of them is the first."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, int] = {}
+        self.num_blocks = 0
+        self.head_since = 0.0
+
+    def add(self, transfer: Transfer, now: float) -> None:
+        if not self.blocks:
+            self.head_since = now
+        self.blocks[transfer.transfer_id] = len(transfer.moves)
+        self.num_blocks += len(transfer.moves)
+
+    def remove(self, transfer_id: int, now: float) -> None:
+        num_blocks = self.blocks.pop(transfer_id, None)
+        if num_blocks is not None:
+            self.num_blocks -= num_blocks
+            self.head_since = now
+
+    def seen(self, now: float) -> Lane:
+        if not self.blocks:
+            return Lane()
+        head = next(iter(self.blocks.values()))
+        return Lane(self.num_blocks, head, max(now - self.head_since, 0.0))
 
 
 class TransferDesk:
     """Outgoing transfers, those not yet answered, and receipts to give back to the store.
 
-    A receipt is given back exactly once: when nothing will read its slots any more.
+    A receipt is given back exactly once: when its holder has let go of it and every read of its
+    slots is answered.
     """
 
     def __init__(self, kv: KVCache) -> None:
@@ -23,7 +53,9 @@ class TransferDesk:
         self._under_way: set[int] = set()
         self._receipt_of: dict[int, int] = {}
         self._reads_left: dict[int, int] = {}
+        self._let_go: set[int] = set()
         self._given_back: list[int] = []
+        self._lanes = {Tier.HOST: _Lane(), Tier.DISK: _Lane()}
         self.spills: set[int] = set()
         """Ids of transfers under way that copy blocks off the device."""
 
@@ -34,6 +66,20 @@ class TransferDesk:
             self._under_way.add(transfer.transfer_id)
             if transfer.src is Tier.DEVICE:
                 self.spills.add(transfer.transfer_id)
+
+    def load(self, transfers: Sequence[Transfer], receipt: DiskReceipt | None, now: float) -> None:
+        """Queue loads; ``receipt`` leases the slots of those that read from disk."""
+        self.hand_out(transfers)
+        for transfer in transfers:
+            self._lanes[transfer.src].add(transfer, now)
+            if receipt is not None and transfer.src is Tier.DISK:
+                receipt_id = receipt.receipt_id
+                self._receipt_of[transfer.transfer_id] = receipt_id
+                self._reads_left[receipt_id] = self._reads_left.get(receipt_id, 0) + 1
+
+    def lanes(self, now: float) -> Mapping[Tier, Lane]:
+        """Loads under way, by tier."""
+        return {tier: lane.seen(now) for tier, lane in self._lanes.items()}
 
     def collect_spills(self) -> None:
         """Ask the cache which blocks it wants moved to make room."""
@@ -48,31 +94,29 @@ class TransferDesk:
         """Whether a transfer was handed out and not answered."""
         return transfer_id in self._under_way
 
-    def answered(self, transfer_id: int) -> None:
+    def answered(self, transfer_id: int, now: float) -> None:
         """A mover is done with a transfer, well or not."""
         self._under_way.discard(transfer_id)
         self.spills.discard(transfer_id)
+        for lane in self._lanes.values():
+            lane.remove(transfer_id, now)
         receipt_id = self._receipt_of.pop(transfer_id, None)
         if receipt_id is None:
             return
         self._reads_left[receipt_id] -= 1
         if self._reads_left[receipt_id] == 0:
             del self._reads_left[receipt_id]
-            self._given_back.append(receipt_id)
-
-    def keep_for(self, receipt: DiskReceipt, transfers: Sequence[Transfer]) -> None:
-        """Give the receipt back once those of ``transfers`` that read from disk are answered."""
-        reads = [t.transfer_id for t in transfers if t.src is Tier.DISK]
-        if not reads:
-            self.give_back(receipt)
-            return
-        self._reads_left[receipt.receipt_id] = len(reads)
-        for transfer_id in reads:
-            self._receipt_of[transfer_id] = receipt.receipt_id
+            if receipt_id in self._let_go:
+                self._let_go.discard(receipt_id)
+                self._given_back.append(receipt_id)
 
     def give_back(self, receipt: DiskReceipt | None) -> None:
-        """Nothing was read with the receipt and nothing will be."""
-        if receipt is not None:
+        """Its holder lets go of a receipt: nothing more is going to be read with it."""
+        if receipt is None:
+            return
+        if receipt.receipt_id in self._reads_left:
+            self._let_go.add(receipt.receipt_id)
+        else:
             self._given_back.append(receipt.receipt_id)
 
     def take_receipts(self) -> list[int]:

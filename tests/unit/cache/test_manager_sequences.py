@@ -42,17 +42,15 @@ def test_an_older_match_is_refused() -> None:
     match = world.kv.match(chain)
     world.turn([1] * 30)
     with pytest.raises(LeaseError, match="changed since"):
-        world.kv.admit(99, chain, match, use_host=True, use_disk=True)
+        world.kv.admit(99, chain, match)
 
 
 def test_a_match_of_nothing_needs_no_look_up() -> None:
     world = World()
     world.turn(T(10))
-    admission = world.kv.admit(
-        99, world.chain(T(10)), Match(0, 0, 0), use_host=True, use_disk=True, room_tokens=10
-    )
+    admission = world.kv.admit(99, world.chain(T(10)), Match(0, 0, 0), room_tokens=10)
     assert admission is not None
-    assert (admission.cached_tokens, len(admission.block_ids)) == (0, 3)
+    assert (admission.found_tokens, len(admission.block_ids)) == (0, 3)
 
 
 def test_chains_of_another_identity_are_refused() -> None:
@@ -253,7 +251,7 @@ def test_a_match_of_staged_blocks_ends_with_their_plan() -> None:
     world.plan = []
     world.kv.unstage()
     with pytest.raises(LeaseError, match="changed since"):
-        world.kv.admit(99, chain, match, use_host=True, use_disk=True)
+        world.kv.admit(99, chain, match)
 
 
 def test_the_next_block_of_a_running_filler_is_waited_for() -> None:
@@ -315,9 +313,7 @@ def test_an_admission_reserves_all_of_its_room_or_nothing() -> None:
     before = world.kv.ledger()
     for room_tokens, admitted in ((17, False), (16, True)):
         match = world.kv.match(chain)
-        admission = world.kv.admit(
-            7, chain, match, use_host=True, use_disk=True, room_tokens=room_tokens
-        )
+        admission = world.kv.admit(7, chain, match, room_tokens=room_tokens)
         assert (admission is not None) == admitted
         if admission is None:
             assert world.kv.ledger() == before

@@ -205,28 +205,6 @@ def test_one_admission_may_draw_from_all_tiers() -> None:
     world.check()
 
 
-@pytest.mark.parametrize(
-    ("use_host", "use_disk", "used"),
-    [(False, True, (0, 0)), (True, False, (8, 0)), (True, True, (8, 4))],
-)
-def test_nothing_past_a_tier_that_is_not_used_is_used(
-    use_host: bool, use_disk: bool, used: tuple[int, int]
-) -> None:
-    world = World(device_blocks=4, host_blocks=6, disk_blocks=20)
-    world.turn(T(12))
-    world.kv.request_clean(keys(world, T(12)))
-    world.make_room()
-    world.turn([1] * 8)
-    world.turn([2] * 16)
-    world.turn([3] * 8)
-    chain = world.chain(T(13))
-    assert [world.kv.tiers_of(key)[:1] for key in chain.hashes] == [(Tier.HOST,)] * 2 + [()]
-    run = world.admit_now(chain, use_host=use_host, use_disk=use_disk)
-    admission = run.admission
-    assert (admission.host_tokens, admission.disk_tokens) == used
-    assert admission.cached_tokens == sum(used)
-
-
 def test_another_sequence_waits_for_a_block_in_flight() -> None:
     world = World(device_blocks=8, host_blocks=16)
     world.turn(T(12))
@@ -244,7 +222,7 @@ def test_another_sequence_waits_for_a_block_in_flight() -> None:
 @pytest.mark.parametrize(
     "outcome", [MoveOutcome.CORRUPT, MoveOutcome.MISSING, MoveOutcome.IO_ERROR]
 )
-def test_the_prefix_ends_before_a_block_that_did_not_arrive(
+def test_the_front_stops_at_a_block_that_did_not_arrive_and_goes_on_behind_it(
     failing: int, outcome: MoveOutcome
 ) -> None:
     world = World(device_blocks=4, host_blocks=8)
@@ -261,7 +239,11 @@ def test_the_prefix_ends_before_a_block_that_did_not_arrive(
     assert world.kv.was_evicted(lost)
     assert world.kv.was_corrupt(lost) == (outcome is MoveOutcome.CORRUPT)
     world.stage_now(run, 13)
+    end = (failing + 1) * B
+    assert world.plan == [(run, end if failing < 2 else 13)]
     world.execute()
+    world.compute(run)
+    assert run.brought.tokens[Tier.HOST] == 8
     world.check()
 
 
@@ -288,8 +270,7 @@ def test_a_tail_that_would_be_copied_is_left_when_blocks_before_it_are_fetched()
     world.check()
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_tail_past_a_failed_block_is_given_back_as_it_was(ended: bool) -> None:
+def test_a_tail_on_the_device_past_fetched_blocks_is_left_as_it_is() -> None:
     tail = PinnedTail.key
     world = World(device_blocks=5, host_blocks=8, retention=PinnedTail())
     world.turn(T(10))
@@ -298,18 +279,13 @@ def test_a_tail_past_a_failed_block_is_given_back_as_it_was(ended: bool) -> None
         Tier.DEVICE
     ]
     run = running(world, T(12))
-    assert (run.admission.host_tokens, run.admission.device_tokens) == (8, 2)
-    if ended:
-        world.finish(run)
+    assert (run.admission.host_tokens, run.admission.device_tokens) == (8, 0)
     world.drain(always(MoveOutcome.MISSING))
     world.check()
+    assert run.computed == 0
+    world.compute(run)
+    world.check()
     assert tail in world.device_keys()
-    if not ended:
-        assert run.computed == 0
-        world.stage_now(run, 12)
-        world.execute()
-        world.check()
-        assert tail in world.device_keys()
 
 
 def test_a_sequence_may_end_while_its_blocks_are_on_their_way() -> None:

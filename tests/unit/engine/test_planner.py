@@ -1,115 +1,159 @@
 import pytest
 
-from sessionkv.engine.planner import HALF_LIFE_PREFILLS, LoadChoice, LoadPlanner
-from sessionkv.types import Match, MissReason, Tier
+from sessionkv.engine.planner import PROBE_BLOCKS, LoadPlanner
+from sessionkv.engine.scheduler.policy import Claims, Lane, Workload
+from sessionkv.types import Meeting, Tier
 
-LOAD_ALL = LoadChoice(use_host=True, use_disk=True, reason=None)
-SOONER = MissReason.RECOMPUTE_WAS_SOONER
+HOST, DISK = Tier.HOST, Tier.DISK
+STEP = 256
 
 
-def planner(*, prefill_s=0.001, host_s=None, disk_s=None):
+def planner(
+    *, prefill_s: float | None = 0.001, host_s: float | None = None, disk_s: float | None = None
+) -> LoadPlanner:
     """Rates: seconds for a token, and for a block of 16 tokens from each tier."""
     made = LoadPlanner(block_size=16)
     for _ in range(3):
         if host_s is not None:
-            made.observe_load(Tier.HOST, 10, 1000, 10 * host_s)
+            made.rates.observe_load(HOST, 10, 1000, 10 * host_s)
         if disk_s is not None:
-            made.observe_load(Tier.DISK, 10, 1000, 10 * disk_s)
+            made.rates.observe_load(DISK, 10, 1000, 10 * disk_s)
         if prefill_s is not None:
-            made.observe_prefill(100, 100 * prefill_s, context=50)
+            made.rates.observe_prefill(100, 100 * prefill_s, context=0)
     return made
 
 
-@pytest.mark.parametrize(
-    "rates",
-    [
-        {"prefill_s": None},
-        {"prefill_s": 1e-9},
-        {"prefill_s": None, "host_s": 100.0, "disk_s": 100.0},
-    ],
-)
-def test_what_is_not_measured_is_loaded(rates):
-    assert planner(**rates).decide(Match(16, 160, 160), 400, 0) == LOAD_ALL
-
-
-def test_a_tier_faster_than_computing_is_used_and_a_slower_one_is_not():
-    match = Match(0, 160, 160)
-    fast, slow = 0.001, 0.1  # a block takes 16 ms to compute
-    assert planner(host_s=fast, disk_s=fast).decide(match, 400, 0) == LOAD_ALL
-    assert planner(host_s=fast, disk_s=slow).decide(match, 400, 0) == LoadChoice(
-        use_host=True, use_disk=False, reason=SOONER
-    )
-    assert planner(host_s=slow, disk_s=slow).decide(match, 400, 0) == LoadChoice(
-        use_host=False, use_disk=False, reason=SOONER
+def found(
+    host: int = 0, disk: int = 0, *, front: int = 0, limit: int | None = None, loading: int = 0
+) -> Meeting:
+    """So many unclaimed blocks, the host's before the disk's, from block ``front`` on."""
+    middle, end = front + host, front + host + disk
+    unclaimed = {HOST: list(range(front, middle)), DISK: list(range(middle, end))}
+    return Meeting(
+        front_tokens=front * 16,
+        end_tokens=(end + loading) * 16,
+        limit_tokens=None if limit is None else limit * 16,
+        unclaimed=unclaimed,
+        loading={DISK: loading},
     )
 
 
-def test_a_slow_host_is_used_where_it_opens_the_way_to_much_on_disk():
-    rates = {"host_s": 0.02, "disk_s": 0.001}
-    assert planner(**rates).decide(Match(0, 16, 1600), 2000, 0) == LOAD_ALL
-    assert planner(**rates).decide(Match(0, 160, 16), 2000, 0).use_host is False
+def work(meeting: Meeting, *, new: int = 16, others: int = 0, **lanes: Lane) -> Workload:
+    return Workload(
+        num_tokens=meeting.end_tokens + new,
+        step_tokens=STEP,
+        other_tokens=others,
+        lanes={Tier(name): lane for name, lane in lanes.items()},
+    )
 
 
-def test_a_tier_with_nothing_is_no_reason():
-    choice = planner(host_s=0.1, disk_s=0.001).decide(Match(0, 0, 160), 400, 0)
-    assert choice.use_disk
-    assert choice.reason is None
+@pytest.mark.parametrize("known", [{}, {"host_s": 100.0, "disk_s": 100.0}])
+def test_before_computing_was_measured_everything_is_loaded(known: dict[str, float]) -> None:
+    meeting = found(10, 200)
+    claims = planner(prefill_s=None, **known).meet(meeting, work(meeting))
+    assert claims == Claims(0, {HOST: 10, DISK: 200})
 
 
-def test_queued_turns_make_loading_worth_more():
-    rates = planner(host_s=0.02)  # a block takes 16 ms to compute, 20 to load
-    match = Match(0, 160, 0)
-    assert rates.decide(match, 400, 0).use_host is False
-    assert rates.decide(match, 400, 400).use_host is True
-
-
-def test_later_positions_cost_more_to_compute():
-    made = LoadPlanner(block_size=16)
-    for context in (500, 8000, 500, 8000):
-        made.observe_prefill(1000, 0.1 + 1000 * context * 1e-7, context=context)
-    made.observe_load(Tier.HOST, 10, 1000, 10 * 0.005)
-    # 16 tokens: 1.6 ms at the start, 1.6 + 16 ms at position 10,000; a load takes 5 ms.
-    assert made.decide(Match(0, 16, 0), 32, 0).use_host is False
-    assert made.decide(Match(10_000, 16, 0), 10_032, 0).use_host is True
-
-
-def test_a_fixed_cost_of_loading_is_learnt():
+def test_a_tier_that_was_not_measured_is_tried_before_anything_is_computed() -> None:
+    meeting = found(disk=200)
     made = planner()
-    for blocks in (1, 100, 1, 100):
-        made.observe_load(Tier.DISK, blocks, blocks, 0.05 + blocks * 0.001)
-    assert made.decide(Match(0, 0, 16), 400, 0).use_disk is False
-    assert made.decide(Match(0, 0, 320), 400, 0).use_disk is True
+    assert made.meet(meeting, work(meeting)) == Claims(0, {DISK: PROBE_BLOCKS})
+    waiting = work(meeting, disk=Lane(8, 8, 0.05))
+    assert made.meet(meeting, waiting) == Claims(0, {})
+    # One that does not answer is not waited for: 8 blocks in 2 s, and 16 ms to compute one.
+    claims = made.meet(meeting, work(meeting, disk=Lane(8, 8, 2.0)))
+    assert claims.compute_tokens is None or claims.compute_tokens > 1000
 
 
-def test_a_tier_that_is_not_used_is_tried_again_in_time():
-    made = planner(host_s=0.02)
-    match = Match(0, 160, 0)
-    assert made.decide(match, 400, 0).use_host is False
-    for _ in range(HALF_LIFE_PREFILLS):
-        made.observe_prefill(100, 0.1, context=50)
-    assert made.decide(match, 400, 0).use_host is True
-    made.observe_load(Tier.HOST, 10, 1000, 0.2)
-    assert made.decide(match, 400, 0).use_host is False
+def test_they_meet_where_both_take_as_long() -> None:
+    meeting = found(disk=100)
+    claims = planner(disk_s=0.016).meet(meeting, work(meeting))
+    assert claims.compute_tokens == 50 * 16
+    claims = planner(disk_s=0.004).meet(meeting, work(meeting))
+    assert claims == Claims(20 * 16, {DISK: 80})
 
 
-def test_old_rates_are_forgotten():
-    made = planner(host_s=0.1)
-    for _ in range(60):
-        made.observe_load(Tier.HOST, 10, 1000, 0.01)
-    assert made.decide(Match(0, 160, 0), 400, 0).use_host is True
+def test_a_much_faster_tier_is_loaded_and_a_much_slower_one_is_not() -> None:
+    meeting = found(disk=20)
+    assert planner(disk_s=0.0001).meet(meeting, work(meeting)) == Claims(0, {DISK: 20})
+    assert planner(disk_s=10.0).meet(meeting, work(meeting)) == Claims(None)
 
 
-def test_deciding_changes_nothing():
-    made = planner(host_s=0.02)
-    answers = {made.decide(Match(0, 160, 0), 400, 0) for _ in range(1000)}
-    assert len(answers) == 1
+def test_tiers_load_side_by_side_each_at_its_own_rate() -> None:
+    meeting = found(50, 50)
+    claims = planner(host_s=0.001, disk_s=0.008).meet(meeting, work(meeting))
+    # The disk takes 0.4 s whatever is computed of the host's part, and the host is done by then.
+    assert claims == Claims(0, {HOST: 50, DISK: 14})
+    claims = planner(host_s=0.03, disk_s=0.008).meet(meeting, work(meeting))
+    assert claims.compute_tokens == 33 * 16  # (50 - 33) * 30 ms
 
 
-def test_empty_observations_are_ignored():
-    made = planner(host_s=0.001)
-    made.observe_prefill(0, 1.0)
-    made.observe_load(Tier.HOST, 0, 0, 1.0)
-    made.observe_load(Tier.HOST, 5, 500, 0.0)
-    assert made.rates() == pytest.approx(
-        {"host_bytes_per_s": 100_000.0, "prefill_tokens_per_s": 1000.0}
+def test_no_more_is_claimed_than_keeps_loads_busy_during_the_step() -> None:
+    meeting = found(disk=2000)
+    claims = planner(disk_s=0.016).meet(meeting, work(meeting))
+    # A step of 256 ms, and some slack, at 16 ms a block.
+    assert claims.compute_tokens == 1000 * 16
+    assert 16 < claims.loads[DISK] < 40
+    under_way = claims.loads[DISK]
+    again = planner(disk_s=0.016).meet(meeting, work(meeting, disk=Lane(under_way, 32, 0.0)))
+    assert again.loads == {}
+
+
+def test_a_slow_tier_is_asked_for_two_blocks_at_a_time() -> None:
+    meeting = found(disk=1000)
+    claims = planner(disk_s=1.0).meet(meeting, work(meeting))
+    assert claims.loads == {DISK: 2}
+    claims = planner(disk_s=1.0).meet(meeting, work(meeting, disk=Lane(1, 1, 0.5)))
+    assert claims.loads == {DISK: 1}
+
+
+def test_what_others_wait_for_makes_loading_worth_more() -> None:
+    meeting = found(disk=100)
+    made = planner(disk_s=0.016)
+    assert made.meet(meeting, work(meeting)).compute_tokens == 50 * 16
+    assert made.meet(meeting, work(meeting, others=10 * 1616)).compute_tokens == 0
+
+
+def test_a_load_that_lags_gives_the_rest_to_computing() -> None:
+    meeting = found(disk=100, loading=20, limit=100)
+    made = planner(disk_s=0.0001)
+    in_time = made.meet(meeting, work(meeting, disk=Lane(20, 20, 0.001)))
+    assert in_time == Claims(0, {DISK: 100})
+    late = made.meet(meeting, work(meeting, disk=Lane(20, 20, 1.0)))
+    assert late.compute_tokens is not None
+    assert late.compute_tokens > 80 * 16
+
+
+def test_what_could_not_be_loaded_is_computed_up_to_what_comes_next() -> None:
+    lost = Meeting(
+        front_tokens=32,
+        end_tokens=160,
+        limit_tokens=64,
+        unclaimed={HOST: [], DISK: []},
+        loading={DISK: 3},
+    )
+    assert planner(disk_s=1e-6).meet(lost, work(lost)) == Claims(64, {})
+    ahead = Meeting(
+        front_tokens=32, end_tokens=160, limit_tokens=None, unclaimed={HOST: [4, 5], DISK: []}
+    )
+    assert planner(host_s=1e-6).meet(ahead, work(ahead)) == Claims(64, {HOST: 2})
+
+
+def test_steps_have_a_fixed_cost_that_few_blocks_do_not_repay() -> None:
+    made = planner(prefill_s=None, disk_s=0.02)
+    made.rates._fixed_s = 1.0
+    made.rates.observe_prefill(100, 1.1)
+    meeting = found(disk=10)
+    # 0.2 s to load them; computing them needs no step more than the new tokens do.
+    assert made.meet(meeting, work(meeting)).compute_tokens is None
+    # Here they would be a step of their own, while 0.4 s of loads are under way or left.
+    meeting = found(disk=10, limit=10, loading=10)
+    assert made.meet(meeting, work(meeting, disk=Lane(10, 10))) == Claims(0, {})
+
+
+def test_deciding_changes_nothing() -> None:
+    made = planner(disk_s=0.02)
+    meeting = found(10, 50)
+    assert all(
+        made.meet(meeting, work(meeting)) == made.meet(meeting, work(meeting)) for _ in range(9)
     )

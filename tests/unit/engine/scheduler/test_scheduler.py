@@ -1,5 +1,8 @@
 import pytest
 
+from sessionkv.engine.scheduler.policy import Lane, LoadPolicy
+from sessionkv.engine.scheduler.scheduler import Scheduler
+from sessionkv.engine.scheduler.sequence import SequenceState
 from sessionkv.errors import NeverFits, Overloaded, PromptTooLong
 from sessionkv.types import (
     BlockHash,
@@ -10,6 +13,7 @@ from sessionkv.types import (
     DiskReceipt,
     FinishReason,
     Match,
+    MissReason,
     MoveOutcome,
     SampledToken,
     SamplingParams,
@@ -20,9 +24,10 @@ from sessionkv.types import (
 )
 from tests.builders.fake_kv import FakeKV
 from tests.builders.schedules import (
-    Decision,
-    FixedPolicy,
+    Claims,
+    ComputeAll,
     Loop,
+    Scripted,
     make_scheduler,
     make_sequence,
     spans,
@@ -263,12 +268,15 @@ def test_cancel_during_a_step_waits_for_its_end() -> None:
 
 
 def test_cancel_while_fetching_gives_the_receipt_back_when_the_reads_are_over() -> None:
-    scheduler, _, receipt = fetching()
+    scheduler, _, loop = fetching()
+    loop.step()
+    host, disk = scheduler.take_transfers()
     assert scheduler.cancel(1)
     assert scheduler.take_receipts() == []
-    scheduler.on_transfer(ended(100), 0.2)
-    scheduler.on_transfer(ended(101), 0.2)
-    assert scheduler.take_receipts() == [receipt]
+    answer(scheduler, host, 0.2)
+    assert scheduler.take_receipts() == []
+    answer(scheduler, disk, 0.2)
+    assert scheduler.take_receipts() == [77]
     assert scheduler.take_receipts() == []
 
 
@@ -513,64 +521,177 @@ def test_higher_priority_still_passes_one_that_reserves() -> None:
 # ---- tiers ---------------------------------------------------------------------------------
 
 
-def fetching(policy: FixedPolicy | None = None) -> tuple:
-    """A scheduler with sequence 1 (10 tokens) fetching 4 from host and 4 from disk."""
+def fetching(policy: LoadPolicy | None = None, **how: int) -> tuple[Scheduler, FakeKV, Loop]:
+    """Sequence 1, 18 tokens: 4 on the device, 8 on the host, 4 on disk, under receipt 77."""
     kv = FakeKV(20)
     kv.queries[0] = DiskQuery((), BlockHash(b"p"), (), 4)
-    kv.matches[0] = Match(0, 4, 4)
-    scheduler = make_scheduler(kv, policy=policy)
-    scheduler.add(make_sequence(1, range(10), max_tokens=1), 0.0)
+    kv.matches[0] = Match(4, 8, 4)
+    scheduler = make_scheduler(kv, policy=policy, **how)
+    scheduler.add(make_sequence(1, range(18), max_tokens=1), 0.0)
     assert [seq_id for seq_id, _ in scheduler.take_lookups()] == [1]
     assert scheduler.take_lookups() == []
     assert scheduler.schedule(0.01) is None
     record = BlockRecord(BlockHash(b"k"), BlockHash(b"p"), (1, 2, 3, 4))
     scheduler.on_receipt(1, DiskReceipt(77, (DiskBlock(record, 0),), None))
-    plan = scheduler.schedule(0.02)
-    if policy is None or policy.decision.use_host or policy.decision.use_disk:
-        assert plan is None
-    return scheduler, kv, 77 if plan is None else plan
+    loop = Loop(scheduler)
+    loop.now = 0.02
+    return scheduler, kv, loop
+
+
+def answer(scheduler: Scheduler, transfer: Transfer, now: float, *lost: int) -> None:
+    """All blocks arrive but those at the positions ``lost``."""
+    outcomes = tuple(
+        MoveOutcome.CORRUPT if move.src in lost else MoveOutcome.OK for move in transfer.moves
+    )
+    scheduler.on_transfer(TransferResult(transfer.transfer_id, outcomes, 0.1), now)
+
+
+def where(scheduler: Scheduler) -> tuple[int, int, int, int]:
+    report = scheduler.get(1).report()
+    return report.device_tokens, report.host_tokens, report.disk_tokens, report.computed_tokens
+
+
+def computed(scheduler: Scheduler) -> list[tuple[int, int, MissReason | None]]:
+    return [(part.start, part.end, part.reason) for part in scheduler.get(1).accounting.computed]
 
 
 def test_fetches_run_beside_and_the_sequence_joins_when_all_are_answered() -> None:
-    scheduler, _, receipt = fetching()
-    transfers = scheduler.take_transfers()
-    assert [(t.transfer_id, t.src) for t in transfers] == [(100, Tier.HOST), (101, Tier.DISK)]
+    scheduler, _, loop = fetching()
+    assert loop.step() is None
+    host, disk = scheduler.take_transfers()
+    assert [(host.src, len(host.moves)), (disk.src, len(disk.moves))] == [
+        (Tier.HOST, 2),
+        (Tier.DISK, 1),
+    ]
     assert scheduler.take_transfers() == []
-    assert scheduler.on_transfer(ended(101), 0.1) is None
-    assert scheduler.take_receipts() == [receipt]
-    assert scheduler.schedule(0.1) is None
-    fetched = scheduler.on_transfer(ended(100), 0.3)
-    assert fetched is not None
-    loop = Loop(scheduler)
-    loop.now = 0.5
+    answer(scheduler, disk, 0.1)
+    assert scheduler.take_receipts() == []
+    assert loop.step() is None
+    answer(scheduler, host, 0.3)
+    loop.now = 0.3
     loop.step()
-    assert spans(loop.plans[0]) == [(1, 8, 10)]
-    assert loop.plans[0].starts[0].num_cached_tokens == 8
+    assert scheduler.take_receipts() == [77]
+    assert spans(loop.plans[0]) == [(1, 16, 18)]
+    assert loop.plans[0].starts[0].num_cached_tokens == 16
+    assert len(loop.plans[0].starts[0].block_ids) == 5
+    assert where(scheduler) == (4, 8, 4, 2)
+    assert computed(scheduler) == [(16, 18, None)]
     report = scheduler.get(1).report()
-    assert (report.host_tokens, report.disk_tokens, report.computed_tokens) == (4, 4, 2)
     assert report.queue_ms == pytest.approx(20)
     assert report.fetch_ms == pytest.approx(280)
-    assert report.prefill_ms == pytest.approx(200)
-    assert report.ttft_ms == pytest.approx(500)
+    assert report.ttft_ms == pytest.approx(300)
 
 
-def test_what_did_not_arrive_is_computed() -> None:
-    scheduler, _, _ = fetching()
-    scheduler.on_transfer(ended(101), 0.1)
-    scheduler.on_transfer(ended(100, MoveOutcome.CORRUPT), 0.3)
-    loop = Loop(scheduler)
+def test_the_front_is_computed_while_the_back_is_loaded_and_new_tokens_run_last() -> None:
+    policy = Scripted([Claims(12, {Tier.DISK: 1}), Claims(12)])
+    scheduler, kv, loop = fetching(policy, step_tokens=4)
+    first = loop.step()
+    (disk,) = scheduler.take_transfers()
+    assert [move.src for move in disk.moves] == [3]
+    table = tuple(kv.block_table(1))
+    assert spans(first) == [(1, 4, 8)]
+    assert first.starts[0].block_ids == table[:2]
+    assert first.starts[0].num_cached_tokens == 4
+    second = loop.step()
+    assert spans(second) == [(1, 8, 12)]
+    assert second.steps[0].new_block_ids == table[2:3]
+    assert loop.step() is None
+    assert scheduler.idle_reason().startswith("sequences: 1 fetching")
+    answer(scheduler, disk, 0.5)
+    last = loop.step()
+    assert spans(last) == [(1, 16, 18)]
+    assert last.ends == (1,)
+    assert last.starts[0].block_ids == table
+    assert last.starts[0].num_cached_tokens == 16
+    assert scheduler.take_receipts() == [77]
+    assert where(scheduler) == (4, 0, 4, 10)
+    sooner = MissReason.RECOMPUTE_WAS_SOONER
+    assert computed(scheduler) == [(4, 12, sooner), (16, 18, None)]
+
+
+def test_all_that_was_found_may_be_computed_with_what_is_new() -> None:
+    policy = ComputeAll()
+    scheduler, kv, loop = fetching(policy, step_tokens=8)
+    loop.run(3)
+    assert [spans(plan)[0][1:] for plan in loop.plans] == [(4, 12), (12, 18)]
+    assert loop.plans[1].steps[0].new_block_ids == tuple(kv.block_table(1))[3:]
+    meeting, work = policy.asked[0]
+    assert meeting.unclaimed == {Tier.HOST: [1, 2], Tier.DISK: [3]}
+    assert (work.num_tokens, work.step_tokens, work.other_tokens) == (18, 8, 0)
+    assert where(scheduler) == (4, 0, 0, 14)
+    sooner = MissReason.RECOMPUTE_WAS_SOONER
+    assert computed(scheduler) == [(4, 16, sooner), (16, 18, None)]
+    scheduler.release(1)
+    assert scheduler.take_receipts() == [77]
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_what_did_not_arrive_is_computed_and_the_rest_joins_behind_it(lost: int) -> None:
+    scheduler, _, loop = fetching()
     loop.step()
-    assert spans(loop.plans[0]) == [(1, 0, 10)]
-    report = scheduler.get(1).report()
-    assert (report.host_tokens, report.disk_tokens, report.computed_tokens) == (0, 0, 10)
+    host, disk = scheduler.take_transfers()
+    answer(scheduler, disk, 0.1)
+    answer(scheduler, host, 0.3, lost)
+    loop.run(3)
+    start = lost * 4
+    assert [spans(plan)[0][1:] for plan in loop.plans] == [(start, start + 4), (16, 18)]
+    assert where(scheduler) == (4, 4, 4, 6)
+    assert computed(scheduler) == [(start, start + 4, MissReason.CORRUPT), (16, 18, None)]
 
 
-def test_the_policy_may_refuse_to_load() -> None:
-    policy = FixedPolicy(Decision(use_host=False, use_disk=False, reason="sooner"))
-    scheduler, _, plan = fetching(policy)
-    assert spans(plan) == [(1, 0, 10)]
-    assert policy.asked == [(Match(0, 4, 4), 10, 0)]
-    assert scheduler.get(1).load_reason == "sooner"
+def test_the_runner_never_knows_a_block_before_its_kv_is_there() -> None:
+    """Computing one block, loading the next, by turns."""
+    policy = Scripted([Claims(8, {Tier.HOST: 1}), Claims(16)])
+    scheduler, kv, loop = fetching(policy)
+    loop.step()
+    assert loop.plans[0].starts[0].block_ids == tuple(kv.block_table(1))[:2]
+    (host,) = scheduler.take_transfers()
+    assert [move.src for move in host.moves] == [2]
+    answer(scheduler, host, 0.1)
+    loop.run(3)
+    assert [spans(plan)[0][1:] for plan in loop.plans] == [(4, 8), (12, 16), (16, 18)]
+    starts = [[s.num_cached_tokens for s in plan.starts] for plan in loop.plans]
+    assert starts == [[4], [12], []]
+    assert len(loop.plans[1].starts[0].block_ids) == 4
+    assert loop.plans[2].steps[0].new_block_ids == tuple(kv.block_table(1))[4:]
+    assert where(scheduler) == (4, 4, 0, 10)
+
+
+def test_computing_stops_before_what_was_claimed_whatever_the_policy_says() -> None:
+    _, _, loop = fetching(Scripted([Claims(None, {Tier.HOST: 1})]))
+    loop.step()
+    assert spans(loop.plans[0]) == [(1, 4, 8)]
+
+
+def test_a_policy_sees_how_long_loads_take_and_who_else_wants_to_compute() -> None:
+    policy = Scripted([Claims(4, {Tier.HOST: 1}), Claims(4)])
+    scheduler, _, loop = fetching(policy)
+    loop.step()
+    scheduler.add(make_sequence(2, range(50, 57), max_tokens=1), 0.02)
+    scheduler.schedule(0.52)
+    work = policy.asked[-1][1]
+    assert work.lanes[Tier.HOST] == Lane(1, 1, pytest.approx(0.5))
+    assert work.lanes[Tier.DISK] == Lane()
+    assert work.other_tokens == 7
+
+
+def test_a_preempted_meeting_gives_everything_back_and_starts_over() -> None:
+    policy = Scripted([Claims(8, {Tier.DISK: 1}), Claims(8)])
+    scheduler, kv, loop = fetching(policy)
+    loop.step()
+    (disk,) = scheduler.take_transfers()
+    scheduler._life.preempt_last()
+    assert kv.tables == {}
+    sequence = scheduler.get(1)
+    assert (sequence.state, sequence.computed_before) == (SequenceState.WAITING, 8)
+    scheduler.on_transfer(TransferResult(disk.transfer_id, (MoveOutcome.OK,), 0.1), 0.1)
+    assert scheduler.take_receipts() == []  # still of use
+    policy.answers = [Claims(None)]
+    kv.matches[0] = Match(8, 4, 4)
+    loop.run(2)
+    assert [spans(plan)[0][1:] for plan in loop.plans] == [(4, 8), (8, 18)]
+    assert where(scheduler) == (4, 0, 0, 14)
+    assert scheduler.get(1).report().recomputed_tokens == 0
     assert scheduler.take_receipts() == [77]
 
 

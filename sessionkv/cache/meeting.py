@@ -1,0 +1,84 @@
+"""Moves the front of a sequence with a gap: over what it computed, and over what has arrived.
+
+A table only grows and a front only rises. Blocks that computing passed unclaimed give their source
+back; blocks that have arrived join as soon as the front stands before them.
+"""
+
+from __future__ import annotations
+
+from sessionkv.cache.gap import Gap, Load
+from sessionkv.cache.residency import Residency
+from sessionkv.cache.sequence import RunningSequence, TailOrigin
+from sessionkv.types import Meeting, Tier
+
+
+def advance(sequence: RunningSequence, gap: Gap, residency: Residency) -> Meeting:
+    """Bring the front up to date; the gap ends with the last of its positions. O(blocks passed)."""
+    size = residency.block_size
+    pass_computed(sequence, gap, residency)
+    joined: list[tuple[Tier, int]] = []
+    before = gap.front
+    # Behind a block that is only begun nothing joins yet.
+    while sequence.committed == gap.front * size and gap.is_there(gap.front):
+        load = gap.at(gap.front)
+        tier, tokens = (Tier.DEVICE, size) if load is None else (load.source, load.tokens)
+        if joined and joined[-1][0] is tier:
+            tokens += joined.pop()[1]
+        joined.append((tier, tokens))
+        sequence.committed += size if load is None else load.tokens
+        if load is not None and load.private:
+            _continue_tail(sequence, load, residency)
+        gap.front += 1
+    if joined:
+        sequence.boundary = (sequence.committed // size + 1) * size
+        _count_hits(sequence, min(gap.front, sequence.committed // size) - before, residency)
+    if gap.front >= gap.stop:
+        sequence.gap = None
+        return Meeting(sequence.committed, tuple(joined), gap.end_tokens, over=True)
+    limit = gap.limit()
+    return Meeting(
+        front_tokens=sequence.committed,
+        joined=tuple(joined),
+        end_tokens=gap.end_tokens,
+        limit_tokens=None if limit is None else limit * size,
+        unclaimed=gap.unclaimed,
+        loading=gap.loading,
+    )
+
+
+def pass_computed(sequence: RunningSequence, gap: Gap, residency: Residency) -> None:
+    """The front passes what the sequence has computed, begun blocks as well."""
+    computed = min(-(-sequence.committed // residency.block_size), gap.stop)
+    for position in range(gap.front, computed):
+        load = gap.at(position)
+        if load is None or not load.is_unclaimed:
+            continue
+        if load.source is Tier.HOST:
+            residency.host.release(load.place)
+        elif (entry := residency.index.get(load.record.key)) is not None:
+            entry.on_disk = True  # as it was found there: it need not be written again
+    gap.front = max(gap.front, computed)
+
+
+def abandon(sequence: RunningSequence, gap: Gap, residency: Residency) -> None:
+    """The sequence ends: nothing more is claimed, and what arrives is not waited for."""
+    pass_computed(sequence, gap, residency)
+    gap.alive = False
+    for load in gap.ahead():
+        if load.is_unclaimed and load.source is Tier.HOST:
+            residency.host.release(load.place)
+
+
+def _continue_tail(sequence: RunningSequence, load: Load, residency: Residency) -> None:
+    """The sequence goes on in the block of a tail; used whole, that is the tail's longer self."""
+    if load.record.fill == load.tokens < residency.block_size:
+        on_disk = load.source is Tier.DISK or (load.entry is not None and load.entry.on_disk)
+        sequence.tail_origin = TailOrigin(load.record.key, load.tokens, load.block, on_disk)
+
+
+def _count_hits(sequence: RunningSequence, num_blocks: int, residency: Residency) -> None:
+    """Blocks found and not computed; a sequence that came back looks nothing up."""
+    if sequence.settled:
+        residency.counters.hit += num_blocks if sequence.looked_up else 0
+    else:
+        sequence.hit += num_blocks if sequence.looked_up else 0
