@@ -6,6 +6,7 @@ open socket or file of a store, or anything in the folder for temporary files.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -88,8 +89,9 @@ def _open_files() -> set[str]:
 
 
 def _temporary() -> set[str]:
+    """But for what torch and multiprocessing keep for the life of a process."""
     names = os.listdir(tempfile.gettempdir())
-    return {name for name in names if not name.startswith("torchinductor_")}
+    return {name for name in names if not name.startswith(("torchinductor_", "pymp-"))}
 
 
 def _left_behind(before: tuple[set[Any], ...]) -> list[set[Any]]:
@@ -104,9 +106,9 @@ def temporary_folder() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="skt-", dir="/tmp")
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", outer)  # tmp_path stays where one looks for it
     tempfile.tempdir = os.environ["TMPDIR"] = folder
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after multiprocessing's own part
     yield
     tempfile.tempdir = os.environ["TMPDIR"] = outer
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 _READ_AT_ONCE = 256
+_BATCHES_AT_ONCE = 64
+"""Of core's batches that are worked off between two looks at the socket."""
+_ROOM_WAIT_S = 0.1
 
 
 @dataclass(slots=True)
@@ -33,22 +37,36 @@ class _Peer:
 
 
 class CoreMail:
-    """Core's messages on their way to the front's thread; wakes its poll. A ``FrontSink``."""
+    """Core's messages on their way to the front's thread; wakes its poll. A ``FrontSink``.
+
+    A core that is far ahead is held up a little with each batch: a front that only ever catches up
+    would leave clients without answers and finished turns without a verdict.
+    """
 
     def __init__(self, server: RouterServer) -> None:
         self._server = server
         self._batches: deque[list[CoreMessage]] = deque()
+        self._room = threading.Event()
 
     def put(self, messages: list[CoreMessage]) -> None:
-        """Any thread."""
+        """Any thread; waits at most :data:`_ROOM_WAIT_S`."""
+        self._room.clear()
         self._batches.append(messages)
         self._server.wake()
+        if len(self._batches) > _BATCHES_AT_ONCE:
+            self._room.wait(_ROOM_WAIT_S)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._batches
 
     def take(self) -> list[CoreMessage]:
-        """The front's thread."""
+        """The front's thread; at most :data:`_BATCHES_AT_ONCE` batches."""
         taken: list[CoreMessage] = []
-        while self._batches:
+        for _ in range(min(len(self._batches), _BATCHES_AT_ONCE)):
             taken += self._batches.popleft()
+        self._room.set()
         return taken
 
 
@@ -83,9 +101,8 @@ class SocketLoop:
         """Until core has stopped and its last words are sent."""
         next_tick = time.monotonic()
         while not self._stopped:
-            messages = self._server.poll(
-                max(0.0, next_tick - time.monotonic()), max_messages=_READ_AT_ONCE
-            )
+            wait_s = max(0.0, next_tick - time.monotonic()) if self._mail.is_empty else 0.0
+            messages = self._server.poll(wait_s, max_messages=_READ_AT_ONCE)
             polled = time.monotonic()
             for connection, frames in messages:
                 self._receive(connection, frames)

@@ -64,7 +64,7 @@ class FrontSink(Protocol):
     """Where core's messages go."""
 
     def put(self, messages: list[CoreMessage]) -> None:
-        """Hand over a batch, in order. Any thread; never blocks."""
+        """Hand over a batch, in order. Any thread; waits shortly where the front is far behind."""
         ...
 
 

@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -98,6 +99,7 @@ def _live(life: Life, line: Connection) -> None:
     log = os.open(life.folder / "engine.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    tempfile.tempdir = str(life.folder)  # what a killed engine could not remove goes with it
     logging.basicConfig(level=logging.WARNING, force=True)
     threading.Thread(target=_die_with, args=(line,), daemon=True).start()
     if life.compacts:

@@ -79,11 +79,13 @@ def test_a_whole_engine_refuses_what_never_fits_and_finishes_the_rest() -> None:
         assert raised.value.details == {"n_prompt": 20, "max_tokens": 2, "n_ctx": 21}
         assert session.info().turns == 0
         prompts = [tokens(9, start=50 * i) for i in range(4)]
-        turns = [
-            Later(lambda p=prompt: engine.generate(tokens=p, sampling=greedy(8)))
-            for prompt in prompts
-        ]
+
+        def ask(prompt: list[int]) -> Later:
+            return Later(lambda: engine.generate(tokens=prompt, sampling=greedy(8)))
+
+        turns = [ask(prompts[0])]
         gate.reached()
+        turns += [ask(prompt) for prompt in prompts[1:]]
         engine.await_messages(3)
         gate.open()
         for prompt, turn in zip(prompts, turns, strict=True):

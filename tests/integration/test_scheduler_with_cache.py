@@ -64,12 +64,12 @@ def test_cancelling_the_filler_leaves_the_others_right(cancel_after: int) -> Non
 
 
 def test_host_and_disk_bring_back_what_the_device_lost() -> None:
-    engine = MiniEngine(10, host_blocks=6, disk=DictDisk())
+    engine = MiniEngine(10, host_blocks=15, disk=DictDisk())
     prompts = [tokens(17, start=100 * i) for i in range(5)]
     for prompt in prompts:
         engine.submit(prompt, 3)
         engine.run()
-    for prompt in prompts:
+    for prompt in reversed(prompts):  # the last ones are still on the device, then in the host
         seq_id = engine.submit(prompt, 3)
         engine.run()
         assert engine.outputs[seq_id] == cold_oracle(prompt, 3)

@@ -166,6 +166,7 @@ def test_lookups_and_reads_pass_a_spill(directory: StoreDirectory) -> None:
     bench.gates.open("disk_put_half")
     assert bench.outcomes() == (1, (OK,) * 70)
     assert bench.outcomes() == (2, (OK,))
+    bench.worker.close(5)
 
 
 def test_transfers_of_one_direction_are_answered_in_order(directory: StoreDirectory) -> None:
