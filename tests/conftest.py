@@ -6,7 +6,6 @@ open socket or file of a store, or anything in the folder for temporary files.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import shutil
@@ -14,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ def temporary_folder() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="skt-", dir="/tmp")
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", outer)  # tmp_path stays where one looks for it
     tempfile.tempdir = os.environ["TMPDIR"] = folder
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after multiprocessing's own part
+    # At exit, after multiprocessing has removed its own part (at priority -100).
+    Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-200)
     yield
     tempfile.tempdir = os.environ["TMPDIR"] = outer
 

@@ -185,6 +185,7 @@ def test_a_cancel_by_somebody_else_is_an_error(client, engine):
 @pytest.mark.parametrize("breaks_the_wait", [True, False])
 def test_an_interrupt_cancels_the_turn(client, engine, breaks_the_wait):
     """Also one that does not end the main thread's wait, as when it comes just before it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where run in the background
     session = client.session("trip")
 
     def interrupt() -> None:
