@@ -21,7 +21,7 @@ from tests.builders.engine import GREEDY, SocketEngine, engine_config, greedy, o
 from tests.builders.fake_engine import short_endpoint
 from tests.builders.wire_client import WireClient
 
-PATIENT = LimitsConfig(heartbeat_s=1.0, missed_heartbeats=1000)
+PATIENT = LimitsConfig(heartbeat_s=1.0, missed_heartbeats=1000, drain_s=0.5)
 ON_AND_ON = greedy(None, ignore_eos=False)
 WILD = SamplingParams(max_tokens=12, ignore_eos=True)  # without seed: each run is another
 

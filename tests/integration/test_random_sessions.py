@@ -65,7 +65,7 @@ def assert_sums(engine: CheckedEngine, tally: Tally) -> None:
     assert stats["miss_turns"] == dict(tally.reasons)
 
 
-SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
+SEEDS = [1, pytest.param(2, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

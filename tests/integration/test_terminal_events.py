@@ -184,7 +184,7 @@ def test_a_drain_that_takes_too_long_ends_what_is_left() -> None:
 
 def test_the_front_of_an_embedded_engine_fails(tmp_path: Path) -> None:
     hold = Hold()
-    config = engine_config(tmp_path, blocks=16_384)
+    config = engine_config(tmp_path, blocks=16_384, limits=LimitsConfig(drain_s=0.5))
     with open_engine(config, gate=hold.gate, runner={"script": hold.script}) as engine:
         session = engine.open("a")
         running = Later(lambda: session.turn(tokens=[1], sampling=greedy(None)))
