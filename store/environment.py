@@ -24,8 +24,9 @@ from sessionkv.errors import StoreUnavailable
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# The structural check reads about 32 MB/s. Larger files get only the check of their size.
-VERIFY_LIMIT_BYTES = 64 * 1024**2
+# The structural check reads about 32 MB/s: a start is to take less than a second. Larger files get
+# only the check of their size.
+VERIFY_LIMIT_BYTES = 16 * 1024**2
 _MAP_LIMIT_BYTES = 2**46
 # Of the lock file: its header, and one slot for each reader but the first, who is in the header.
 _LOCK_HEADER_BYTES, _READER_BYTES = 192, 64

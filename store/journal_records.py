@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -27,6 +28,9 @@ _U64 = struct.Struct(">Q")
 _STAMP = struct.Struct(">d")
 _PLACE = struct.Struct(">QIIIQB")
 _TENANT_BYTES = 16
+_FIELDS: Mapping[type[Any], tuple[str, ...]] = {
+    kind: tuple(item.name for item in fields(kind)) for kind in (NodeRecord, HeadRecord, KeyRecord)
+}
 
 Record = TypeVar("Record", NodeRecord, HeadRecord, KeyRecord)
 
@@ -118,13 +122,13 @@ def key_of(record: NodeRecord | HeadRecord | KeyRecord) -> bytes:
 
 def pack(record: NodeRecord | HeadRecord | KeyRecord) -> bytes:
     """Row of a record."""
-    return sealed([getattr(record, field.name) for field in fields(record)])
+    return sealed([getattr(record, name) for name in _FIELDS[type(record)]])
 
 
 def unpack(key: bytes, value: bytes, kind: type[Record]) -> Record | None:
     """Record of a row; None where it is damaged or lies under another's key."""
     values = checked(value)
-    if values is None or len(values) != len(fields(kind)):
+    if values is None or len(values) != len(_FIELDS[kind]):
         return None
     record = kind(*values)
     return record if key_of(record) == key else None

@@ -141,7 +141,10 @@ class StoreWorker:
             self._blocks.transfer(transfer, views)
 
     def delete(self, keys: Sequence[BlockHash]) -> None:
-        """Forget blocks, after the writes submitted before."""
+        """Forget blocks, after the writes submitted before; the end of a chain before its start.
+
+        One that a block on disk continues which is not named stays.
+        """
         if self._blocks is not None:
             self._blocks.delete(keys)
 

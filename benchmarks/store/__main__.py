@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import Row, as_json, as_table, environment
-from benchmarks.store import checksum, index, layout, planner, restore
+from benchmarks.store import checksum, index, journal, layout, planner, restore
 from benchmarks.store.options import StoreOptions
 from benchmarks.store.shapes import GEOMETRIES
 
@@ -22,6 +22,7 @@ PARTS: dict[str, tuple[str, Callable[[StoreOptions], list[Row]]]] = {
     "checksum": (checksum.ABOUT, checksum.measure),
     "restore": (restore.ABOUT, restore.measure),
     "index": (index.ABOUT, index.measure),
+    "journal": (journal.ABOUT, journal.measure),
     "planner": (planner.ABOUT, planner.measure),
 }
 

@@ -18,6 +18,7 @@ _HINTS = {
     "with --store.",
     "model_broken": "Fetch the files again.",
     "session_not_found": "`sessionkv sessions ls` lists the sessions there are.",
+    "session_damaged": "`sessionkv sessions rm` removes it; other sessions are not affected.",
     "session_exists": "Choose another name (for import: --as), or remove that session first.",
     "session_busy": "A turn of this session is running; try again when it has ended.",
     "session_differs": "Resume it without --system, or choose another name.",
