@@ -51,3 +51,11 @@ class Answers(Protocol):
     def put(self, item: StoreAnswer, /) -> None:
         """Take one answer."""
         ...
+
+
+class Results(Protocol):
+    """Where results of transfers go; as :class:`Answers`, for one who takes nothing else."""
+
+    def put(self, item: TransferResult, /) -> None:
+        """Take one result."""
+        ...

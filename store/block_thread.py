@@ -6,7 +6,7 @@ another, and a restore is as fast as disk and checksums allow. No write is begun
 
 Invariants: transfers of one direction are answered in the order submitted, deletes and writes keep
 their order; what left the disk is told after the result of the write that caused it, and only while
-no write is half done, so it never contradicts a result.
+no write is half done, so it never contradicts a result that goes the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from sessionkv.errors import StoreError
-from sessionkv.store.answers import Answers, DiskEvicted, LookedUp
+from sessionkv.store.answers import Answers, DiskEvicted, LookedUp, Results
 from sessionkv.store.block_stats import BlockStoreStats
 from sessionkv.store.block_store import BATCH_RECORDS, BlockStore
 from sessionkv.store.gates import Gates
@@ -59,6 +59,7 @@ class _Work:
     """A transfer under way; ``views`` has one buffer for each move.
 
     Attributes:
+        reply_to: Takes the result.
         begun: Moves handed out so far.
         begun_s: When the first was, None before.
         outcomes: Of the moves done so far, in order.
@@ -66,6 +67,7 @@ class _Work:
 
     transfer: Transfer
     views: Sequence[memoryview]
+    reply_to: Results
     begun: int = 0
     begun_s: float | None = None
     outcomes: list[MoveOutcome] = field(default_factory=list)
@@ -172,13 +174,13 @@ class BlockThread:
             self._lookups.append(receipt_id)
             self._changed.notify()
 
-    def transfer(self, transfer: Transfer, views: Sequence[memoryview]) -> None:
+    def transfer(self, transfer: Transfer, views: Sequence[memoryview], reply_to: Results) -> None:
         """Queue a transfer; answered by one result, at once when too many wait."""
-        work = _Work(transfer, views)
+        work = _Work(transfer, views, reply_to)
         with self._changed:
             queue = self._reads if work.is_read else self._writes
             if self._closing or len(queue) >= MAX_TRANSFERS:
-                self._inbox.put(refused(transfer))
+                reply_to.put(refused(transfer))
                 return
             queue.append(work)
             self._changed.notify()
@@ -236,7 +238,7 @@ class BlockThread:
         for work in (*self._reads, *self._writes):
             if isinstance(work, _Work):
                 dropped += len(work.transfer.moves) - len(work.outcomes)
-                self._inbox.put(refused(work.transfer, done=work.outcomes))
+                work.reply_to.put(refused(work.transfer, done=work.outcomes))
         self._blocks.close()
         return dropped
 
@@ -379,7 +381,7 @@ class BlockThread:
         # Pieces of the transfer before may still have been under way when this one began.
         busy_s = now_s - max(work.begun_s or now_s, self._answered_s[work.is_read])
         self._answered_s[work.is_read] = now_s
-        self._inbox.put(TransferResult(work.transfer.transfer_id, tuple(work.outcomes), busy_s))
+        work.reply_to.put(TransferResult(work.transfer.transfer_id, tuple(work.outcomes), busy_s))
         head = self._writes[0] if self._writes else None
         is_half_done = isinstance(head, _Work) and head.begun_s is not None
         if not is_half_done and (gone := self._blocks.evicted()):

@@ -17,6 +17,7 @@ from sessionkv.store.answers import (
     Committed,
     DiskEvicted,
     LookedUp,
+    Results,
     StoreAnswer,
 )
 from sessionkv.store.block_stats import BlockStoreStats
@@ -127,18 +128,23 @@ class StoreWorker:
         if self._blocks is not None:
             self._blocks.release(receipt_id)
 
-    def transfer(self, transfer: Transfer, views: Sequence[memoryview]) -> None:
+    def transfer(
+        self, transfer: Transfer, views: Sequence[memoryview], *, reply_to: Results | None = None
+    ) -> None:
         """Write to or read from disk; answered by one ``TransferResult``.
 
         Args:
             transfer: With DISK as source or target.
             views: One for each move, ``block_bytes`` long: where the bytes come from or go to. Not
                 touched by others until the answer.
+            reply_to: Who takes the answer; None for the inbox. What is told to the inbox alone,
+                such as :class:`DiskEvicted`, may then come before or after it.
         """
+        answers = reply_to or self._inbox
         if self._blocks is None:
-            self._inbox.put(refused(transfer))
+            answers.put(refused(transfer))
         else:
-            self._blocks.transfer(transfer, views)
+            self._blocks.transfer(transfer, views, answers)
 
     def delete(self, keys: Sequence[BlockHash]) -> None:
         """Forget blocks, after the writes submitted before; the end of a chain before its start.

@@ -357,8 +357,9 @@ class KVCacheManager:
 
     def on_disk_evicted(self, keys: Iterable[BlockHash]) -> None:
         """The store dropped these records to make room."""
-        for key in keys:
+        for key in (dropped := tuple(keys)):
             self._residency.disk_evicted(key)
+        self._spiller.disk_evicted(dropped)
 
     def take_stale(self) -> tuple[BlockHash, ...]:
         """Keys whose record on disk is of no more use: shorter selves of tails that grew."""

@@ -52,6 +52,7 @@ class Spiller:
         self._jobs: dict[int, _Job] = {}
         self._requested: dict[BlockHash, None] = {}
         self._writing: set[BlockHash] = set()
+        self._overtaken: set[BlockHash] = set()
         self._host_wanted = 0
         self._at_rest: tuple[int, int, int] | None = None
 
@@ -255,6 +256,13 @@ class Spiller:
 
     # -- answers
 
+    def disk_evicted(self, keys: Iterable[BlockHash]) -> None:
+        """Records left the disk; told before the answer of a write, that may have been its record.
+
+        The parts of a large write end one by one, and an early one may have gone before the last.
+        """
+        self._overtaken.update(key for key in keys if key in self._writing)
+
     def finish(self, result: TransferResult) -> None:
         """Take in an answer. Sources have kept their place in the order of eviction."""
         job = self._jobs.pop(result.transfer_id)
@@ -267,9 +275,15 @@ class Spiller:
             if transfer.dst is Tier.HOST:
                 self._residency.answered_by_host(entry, move.dst, succeeded=succeeded)
             else:
-                self._writing.discard(entry.record.key)
-                self._residency.answered_by_disk(entry, succeeded=succeeded)
+                self._answered_by_disk(entry, succeeded=succeeded)
             pool.release(move.src)
+
+    def _answered_by_disk(self, entry: Entry, *, succeeded: bool) -> None:
+        key = entry.record.key
+        is_there = succeeded and key not in self._overtaken
+        self._writing.discard(key)
+        self._overtaken.discard(key)
+        self._residency.answered_by_disk(entry, succeeded=is_there)
 
     def _pool(self, tier: Tier) -> BlockPool:
         return self._residency.device if tier is Tier.DEVICE else self._residency.host

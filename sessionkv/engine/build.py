@@ -29,6 +29,7 @@ from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.runner import Runner
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.sizing import MemoryPlan, measure, plan_memory
+from sessionkv.engine.staging import STAGING_BYTES
 from sessionkv.errors import StoreUnavailable
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
@@ -155,7 +156,8 @@ def _build_parts(
     store = StoreWorker(journal, blocks, inbox, gates=gates)
     stack.callback(store.close, config.limits.drain_s)
     arena = HostArena(num_host_blocks, geometry.block_bytes)
-    mover = Mover(runner, arena, store, inbox, gates=gates)
+    staging_bytes = min(STAGING_BYTES, disk_bytes, runner.num_blocks * geometry.block_bytes)
+    mover = Mover(runner.memory, arena, store, inbox, staging_bytes=staging_bytes, gates=gates)
     stack.callback(mover.close, config.limits.drain_s)
     kv = KVCacheManager(
         root,

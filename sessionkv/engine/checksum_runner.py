@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from sessionkv.engine.device_memory import HostPool
 from sessionkv.types import (
     KVGeometry,
     SampledToken,
@@ -211,6 +212,11 @@ class ChecksumRunner:
         """Writable bytes of one block; valid for the life of the runner."""
         size = self.geometry.block_bytes
         return self._memory[block_id * size : (block_id + 1) * size]
+
+    @property
+    def memory(self) -> HostPool:
+        """See :class:`~sessionkv.engine.runner.Runner`."""
+        return HostPool(self.block_view)
 
     def close(self) -> None:
         """Forget all sequences; views handed out stay valid."""

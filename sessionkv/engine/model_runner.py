@@ -17,6 +17,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
+from sessionkv.engine.device_memory import HostPool
 from sessionkv.errors import ConfigError, SessionKVError
 from sessionkv.kernels.paged_kv import copy_slots
 from sessionkv.model.attention import AttentionBatch, make_segment
@@ -105,9 +106,14 @@ class ModelRunner:
         return len(self._memory) + self._mirrors.held_bytes
 
     def block_view(self, block_id: int) -> memoryview:
-        """Writable bytes of one block's extent; see :class:`~sessionkv.engine.runner.Runner`."""
+        """Writable bytes of one block's extent, valid for the life of the runner."""
         size = self.geometry.block_bytes
         return self._memory[block_id * size : (block_id + 1) * size]
+
+    @property
+    def memory(self) -> HostPool:
+        """See :class:`~sessionkv.engine.runner.Runner`."""
+        return HostPool(self.block_view)
 
     def close(self) -> None:
         """Let go of the model and the pool; the pool's memory goes with the last block view."""

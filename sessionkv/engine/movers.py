@@ -7,18 +7,16 @@ or sequences; a copy that fails is an outcome, never an exception past this modu
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import mmap
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
-from sessionkv.engine.runner import Runner
+from sessionkv.engine.copy_lanes import CopyLane, Ordered, refused
+from sessionkv.engine.device_memory import DeviceMemory, reserve
+from sessionkv.engine.staging import READ_PIECES, STAGING_BYTES, WRITE_PIECES, Staging
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.worker import Answers, StoreWorker
-from sessionkv.types import MoveOutcome, Tier, Transfer, TransferResult
+from sessionkv.types import Tier, Transfer
 
 _log = logging.getLogger(__name__)
 
@@ -29,14 +27,14 @@ class HostArena:
     Attributes:
         num_blocks: Blocks it has room for.
         block_bytes: Bytes of one block.
+        memory: All of it.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         """Reserve the addresses; no memory is taken before a block is written."""
         self.num_blocks = num_blocks
         self.block_bytes = block_bytes
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._view = memoryview(mmap.mmap(-1, max(1, num_blocks * block_bytes), flags=private))
+        self.memory = reserve(num_blocks * block_bytes)[: num_blocks * block_bytes]
 
     def view(self, block_id: int) -> memoryview:
         """Writable bytes of one block; valid as long as it is referenced.
@@ -47,137 +45,89 @@ class HostArena:
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"host block {block_id} of {self.num_blocks}")
         start = block_id * self.block_bytes
-        return self._view[start : start + self.block_bytes]
+        return self.memory[start : start + self.block_bytes]
 
 
 class Mover:
-    """Carries out transfers: DEVICE <-> HOST on a thread of its own, DISK through the store.
+    """Carries out transfers: DEVICE <-> HOST on threads of its own, DISK through the store.
 
-    Fetches (to the device) go before spills. Results go to the inbox, in any order.
+    A pool in host memory has one thread, since one direction at a time keeps memory busy; there
+    fetches (to the device) go before spills, and the disk reads and writes the pool itself. Any
+    other has a thread for each direction of its bus, which also takes what goes to and from the
+    disk through :mod:`~sessionkv.engine.staging`. Results go to the inbox, in any order.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        device: DeviceMemory,
         host: HostArena,
         store: StoreWorker,
         inbox: Answers,
         *,
+        staging_bytes: int = STAGING_BYTES,
         gates: Gates = OPEN_GATES,
     ) -> None:
-        """Start the thread. None of the arguments is owned; all must outlive the mover.
+        """Start the threads. None of the arguments is owned; all must outlive the mover.
 
         Args:
-            runner: Gives views of device blocks.
+            device: The runner's memory.
             host: The host tier; of 0 blocks when it is off.
             store: Where DISK transfers go.
             inbox: Takes one ``TransferResult`` for each transfer.
-            gates: Points where tests hold the thread.
+            staging_bytes: Most memory for each direction between disk and device, but at least two
+                blocks; only where the pool is not in host memory.
+            gates: Points where tests hold the threads.
         """
-        self._views: dict[Tier, Callable[[int], memoryview]] = {
-            Tier.DEVICE: runner.block_view,
-            Tier.HOST: host.view,
-        }
-        self._store = store
-        self._inbox = inbox
-        self._gates = gates
-        self._changed = threading.Condition()
-        self._fetches: deque[Transfer] = deque()
-        self._spills: deque[Transfer] = deque()
-        self._closing = False
-        self._give_up_s = float("inf")
-        self._thread = threading.Thread(target=self._run, name="movers", daemon=True)
-        self._thread.start()
+        self._device, self._host = device, host
+        self._store, self._inbox = store, inbox
+        self._fetching = CopyLane(device, host.view, inbox, gates=gates)
+        self._spilling = self._fetching
+        if device.view is None:
+            self._spilling = CopyLane(device, host.view, inbox, gates=gates)
+            for lane, pieces in ((self._fetching, READ_PIECES), (self._spilling, WRITE_PIECES)):
+                staging = Staging(device, host.block_bytes, num_bytes=staging_bytes, pieces=pieces)
+                lane.use_staging(staging, store)
+        device.pin(host.memory, host.block_bytes)
+        self._lanes = list(dict.fromkeys((self._fetching, self._spilling)))
+        for lane in self._lanes:
+            lane.start()
 
     def submit(self, transfer: Transfer) -> None:
-        """Queue a transfer; answered by exactly one result. Any thread; never waits.
+        """Queue a transfer; answered by exactly one result. The step loop's thread; never waits.
 
         The cache bounds how many there are: each leases blocks at both ends.
         """
-        if Tier.DISK in (transfer.src, transfer.dst):
-            self._to_store(transfer)
-            return
-        with self._changed:
-            if self._closing:
-                self._refuse(transfer)
+        ends = transfer.src, transfer.dst
+        if Tier.DISK in ends:
+            view = self._device.view if Tier.DEVICE in ends else self._host.view
+            if view is not None:
+                self._to_store(transfer, view)
                 return
-            is_fetch = transfer.dst is Tier.DEVICE
-            (self._fetches if is_fetch else self._spills).append(transfer)
-            self._changed.notify()
+        ordered = Ordered(transfer, self._device.fence())
+        if not (self._fetching if ordered.is_fetch else self._spilling).submit(ordered):
+            self._inbox.put(refused(transfer))
 
     def close(self, drain_s: float) -> int | None:
-        """Finish what is queued within ``drain_s``, answer the rest as not done, end the thread.
+        """Finish what is queued within ``drain_s``, answer the rest as not done, end the threads.
 
         Returns:
-            Number of transfers dropped; None when the thread does not end.
+            Number of transfers dropped; None when a thread does not end.
         """
-        with self._changed:
-            self._closing = True
-            self._give_up_s = time.monotonic() + drain_s
-            self._changed.notify()
+        give_up_s = time.monotonic() + drain_s
+        for lane in self._lanes:
+            lane.stop(give_up_s)
         # A transfer that is under way at the deadline is finished.
-        self._thread.join(drain_s + 1.0)
-        if self._thread.is_alive():
-            return None
-        left = [*self._fetches, *self._spills]
-        for transfer in left:
-            self._refuse(transfer)
-        return len(left)
+        until_s = give_up_s + 1.0
+        ended = [lane for lane in self._lanes if lane.join(max(0.0, until_s - time.monotonic()))]
+        dropped = sum(lane.refuse_rest() for lane in ended)
+        return dropped if len(ended) == len(self._lanes) else None
 
-    def _to_store(self, transfer: Transfer) -> None:
+    def _to_store(self, transfer: Transfer, view: Callable[[int], memoryview]) -> None:
         is_write = transfer.dst is Tier.DISK
         try:
-            view = self._views[transfer.src if is_write else transfer.dst]
             views = [view(move.src if is_write else move.dst) for move in transfer.moves]
         except Exception:  # noqa: BLE001 a view that cannot be had is a failed transfer
             _log.exception("transfer %d has no memory to work on", transfer.transfer_id)
-            self._refuse(transfer)
+            self._inbox.put(refused(transfer))
             return
         self._store.transfer(transfer, views)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._fetches or self._spills or self._closing)
-                queue = self._fetches or self._spills
-                if not queue or time.monotonic() >= self._give_up_s:
-                    return
-                transfer = queue.popleft()
-            self._carry_out(transfer)
-
-    def _carry_out(self, transfer: Transfer) -> None:
-        gate = "h2d" if transfer.dst is Tier.DEVICE else "d2h"
-        self._gates.pass_through(f"before_{gate}")
-        started_s = time.monotonic()
-        source, target = self._views[transfer.src], self._views[transfer.dst]
-        outcomes: list[MoveOutcome] = []
-        for move in transfer.moves:
-            try:
-                copy_bytes(target(move.dst), source(move.src))
-                outcomes.append(MoveOutcome.OK)
-            except Exception:  # noqa: BLE001 the thread must live to answer the others
-                _log.exception("copying %s of %s failed", move, gate)
-                outcomes.append(MoveOutcome.IO_ERROR)
-        elapsed_s = time.monotonic() - started_s
-        self._gates.pass_through(f"after_{gate}")
-        self._inbox.put(TransferResult(transfer.transfer_id, tuple(outcomes), elapsed_s))
-
-    def _refuse(self, transfer: Transfer) -> None:
-        failed = (MoveOutcome.IO_ERROR,) * len(transfer.moves)
-        self._inbox.put(TransferResult(transfer.transfer_id, failed, 0.0))
-
-
-def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy equal lengths of contiguous, writable memory; lets other threads run meanwhile.
-
-    Raises:
-        ValueError: The lengths differ.
-    """
-    if target.nbytes != source.nbytes:
-        raise ValueError(f"{source.nbytes} bytes do not fit {target.nbytes}")
-    # A foreign function call releases the interpreter lock, slice assignment does not.
-    ctypes.memmove(_address(target), _address(source), source.nbytes)
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))

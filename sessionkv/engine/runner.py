@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from sessionkv.engine.device_memory import DeviceMemory
 from sessionkv.types import KVGeometry, StepOutput, StepPlan
 
 
@@ -44,11 +45,12 @@ class Runner(Protocol):
         """
         ...
 
-    def block_view(self, block_id: int) -> memoryview:
-        """Writable bytes of one block's extent (``geometry.block_bytes`` long), in host memory.
+    @property
+    def memory(self) -> DeviceMemory:
+        """The extents of the pool (``geometry.block_bytes`` long), for the movers.
 
-        The view stays valid for the life of the runner. Movers read and write it from their own
-        thread while the block is leased to a transfer and no plan touches it.
+        Their own threads read and write a block while it is leased to a transfer and no plan
+        touches it.
         """
         ...
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from sessionkv.engine.device_memory import HostPool
 from sessionkv.engine.movers import HostArena, Mover
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
@@ -21,13 +22,17 @@ class Pool:
     """The part of a runner that movers use."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.memory = bytearray(b"\xff" * (num_blocks * BLOCK))
+        self.bytes = bytearray(b"\xff" * (num_blocks * BLOCK))
         self.num_blocks = num_blocks
 
     def block_view(self, block_id: int) -> memoryview:
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(block_id)
-        return memoryview(self.memory)[block_id * BLOCK : (block_id + 1) * BLOCK]
+        return memoryview(self.bytes)[block_id * BLOCK : (block_id + 1) * BLOCK]
+
+    @property
+    def memory(self) -> HostPool:
+        return HostPool(self.block_view)
 
 
 class Tiers:
@@ -41,7 +46,7 @@ class Tiers:
         self.host = HostArena(num_blocks, BLOCK)
         blocks = BlockStore(self.directory, IDENTITY, geometry(BLOCK), cap_bytes=2**24)
         self.store = StoreWorker(Journal(self.directory), blocks, self.answers)
-        self.mover = Mover(self.pool, self.host, self.store, self.answers, gates=self.gates)
+        self.mover = Mover(self.pool.memory, self.host, self.store, self.answers, gates=self.gates)
         self.number = 0
 
     def submit(self, src: Tier, dst: Tier, *moves: tuple[BlockRecord, int, int]) -> int:

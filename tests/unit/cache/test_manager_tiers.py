@@ -476,6 +476,22 @@ def test_what_the_store_drops_is_dirty_again_or_gone() -> None:
     assert world.kv.was_evicted(keys(world, T(12))[1])
 
 
+def test_what_the_store_drops_before_it_answers_the_write_is_not_there() -> None:
+    world = World(device_blocks=4, disk_blocks=20)
+    world.turn(T(12))
+    first, second = keys(world, T(12))[:2]
+    world.kv.request_clean([first, second])
+    (write,) = world.plan_transfers()
+    world.kv.on_disk_evicted([first])
+    world.kv.finish_transfer(TransferResult(write.transfer_id, (MoveOutcome.OK,) * 2, 0.0))
+    world.pending.clear()
+    assert world.kv.tiers_of(first) == (Tier.DEVICE,)
+    assert world.kv.tiers_of(second) == (Tier.DEVICE, Tier.DISK)
+    world.kv.request_clean([first])
+    world.make_room()
+    assert world.kv.tiers_of(first) == (Tier.DEVICE, Tier.DISK)
+
+
 # -- forgetting
 
 

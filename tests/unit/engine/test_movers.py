@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sessionkv.engine.movers import HostArena, copy_bytes
+from sessionkv.engine.device_memory import copy_bytes
+from sessionkv.engine.movers import HostArena
 from sessionkv.types import MoveOutcome, Tier
 from tests.builders.store import ROOT, block, payload
 from tests.builders.tiers import BLOCK, Tiers
