@@ -1,0 +1,297 @@
+"""Decoding and prefill over blocks against the reference, on whatever the kernels run on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from sessionkv.kernels.attention_kernel import find_sequence
+from sessionkv.kernels.attention_launch import Tile, choose_splits
+from sessionkv.kernels.paged_decode import paged_decode
+from sessionkv.kernels.paged_prefill import paged_prefill
+from sessionkv.kernels.reference import ragged_attention
+from tests.builders.paged import LAYER, TOLERANCE, PagedBatch, paged_batch
+
+HALF, FULL = torch.float16, torch.float32
+SMALL = Tile(16, 16, num_warps=4, num_stages=2)
+WIDE = Tile(32, 16, num_warps=4, num_stages=2)  # of more than 16 rows: with loops without a mask
+EDGES = (1, 15, 16, 17, 31, 33, 48)
+
+
+def expected(batch: PagedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    out, logs = ragged_attention(
+        batch.queries, batch.pool, LAYER, window=batch.window, **batch.metadata
+    )
+    rows = batch.num_tokens
+    return out[:rows].to(batch.queries.dtype), logs[:rows].float()
+
+
+def decode(batch: PagedBatch, **options: Any) -> torch.Tensor:
+    longest = batch.block_tables.shape[1] * batch.pool.shape[4]
+    return paged_decode(
+        batch.queries,
+        batch.pool,
+        LAYER,
+        block_tables=batch.block_tables,
+        seq_lens=batch.seq_lens,
+        max_seq_len=longest,
+        window=batch.window,
+        **options,
+    )
+
+
+def prefill(batch: PagedBatch, **options: Any) -> torch.Tensor:
+    return paged_prefill(
+        batch.queries,
+        batch.pool,
+        LAYER,
+        **batch.metadata,
+        max_query_len=batch.queries.shape[0],
+        max_seq_len=batch.block_tables.shape[1] * batch.pool.shape[4],
+        window=batch.window,
+        **options,
+    )
+
+
+def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    bound = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found, wanted, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size", "dtype"),
+    [
+        ((4, 4), 64, 16, HALF),
+        ((4, 2), 80, 8, HALF),
+        ((3, 1), 96, 32, HALF),
+        ((4, 1), 128, 16, FULL),
+        ((5, 1), 64, 128, FULL),
+        ((6, 1), 256, 64, HALF),
+        ((14, 2), 64, 16, FULL),
+        ((8, 1), 80, 256, FULL),
+    ],
+)
+def test_both_ways_equal_the_reference_for_every_shape(
+    device: torch.device,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+) -> None:
+    shape: dict[str, Any] = {
+        "heads": heads, "head_dim": head_dim, "block_size": block_size, "dtype": dtype,
+        "device": device, "padding": 2,
+    }  # fmt: skip
+    batch = paged_batch([(1, 70), (1, 9)], **shape)
+    assert_near(decode(batch), expected(batch)[0])
+    batch = paged_batch([(9, 70), (1, 40)], **shape)
+    assert_near(prefill(batch), expected(batch)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", range(1, 9))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, HALF, FULL])
+def test_every_tile_that_is_chosen_runs_natively(
+    head_dim: int, group: int, dtype: torch.dtype
+) -> None:
+    shape: dict[str, Any] = {
+        "heads": (2 * group, 2), "head_dim": head_dim, "dtype": dtype, "device": "cuda",
+    }  # fmt: skip
+    batch = paged_batch([(1, n) for n in (1, 700, 64, 0, 129)], **shape)
+    assert_near(decode(batch)[:3], expected(batch)[0][:3])
+    for longest in (2, 8, 200):
+        batch = paged_batch([(longest, 700), (1, 1), (longest // 2, 300)], **shape)
+        assert_near(prefill(batch), expected(batch)[0])
+
+
+@pytest.mark.parametrize(("window", "num_splits"), [(None, 1), (None, 5), (20, 1), (20, 2), (1, 2)])
+def test_decode_at_the_edges_of_blocks_tiles_and_splits(
+    device: torch.device, window: int | None, num_splits: int
+) -> None:
+    batch = paged_batch([(1, n) for n in EDGES], heads=(3, 1), window=window, device=device)
+    assert_near(decode(batch, tile=SMALL, num_splits=num_splits), expected(batch)[0])
+
+
+@pytest.mark.parametrize(
+    ("tile", "window", "num_splits"),
+    [
+        (SMALL, None, 1),
+        (SMALL, 7, 3),
+        (WIDE, None, 1),
+        (WIDE, None, 3),
+        (WIDE, 1, 1),
+        (WIDE, 7, 3),
+        (WIDE, 26, 1),
+    ],
+)
+def test_prefill_of_ragged_chunks(
+    device: torch.device, tile: Tile, window: int | None, num_splits: int
+) -> None:
+    """Fresh and continued chunks, single tokens among them, ends within and at edges of tiles."""
+    lengths = [(7, 7), (1, 48), (10, 58), (0, 0), (1, 1), (0, 0)]
+    batch = paged_batch(lengths, heads=(3, 1), window=window, padded_rows=2, device=device)
+    out = torch.full_like(batch.queries, 7.0)
+    logs = torch.full(out.shape[:2], 7.0, device=device)
+    prefill(batch, tile=tile, num_splits=num_splits, out=out, log_sums=logs)
+    wanted, wanted_logs = expected(batch)
+    rows = batch.num_tokens
+    assert_near(out[:rows], wanted)
+    assert_near(logs[:rows], wanted_logs)
+    assert (out[rows:] == 7.0).all()
+    assert (logs[rows:] == 7.0).all()
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_decode_gives_zeros_for_rows_of_padding(device: torch.device, num_splits: int) -> None:
+    whole = paged_batch([(1, 20), (1, 33)], device=device, padded_rows=1)
+    tables = torch.full((3, 3), -1, dtype=torch.int32, device=device)
+    tables[:2] = whole.block_tables
+    lens = torch.tensor([20, 33, 0], dtype=torch.int32, device=device)
+    out = paged_decode(
+        whole.queries,
+        whole.pool,
+        LAYER,
+        block_tables=tables,
+        seq_lens=lens,
+        max_seq_len=48,
+        tile=SMALL,
+        num_splits=num_splits,
+    )
+    assert_near(out[:2], expected(whole)[0])
+    assert (out[2] == 0.0).all()
+
+
+@triton.jit
+def find(query_starts, num_seqs, tiles, found, TOKENS: tl.constexpr):
+    tile = tl.load(tiles + tl.program_id(0))
+    tl.store(found + tl.program_id(0), find_sequence(query_starts, num_seqs, tile, TOKENS))
+
+
+def test_tiles_find_their_sequences_among_many(device: torch.device) -> None:
+    """More than are looked at together; some without rows, at the end too."""
+    tokens, counts = 5, [(0, 1, 5, 6, 23)[i % 5] for i in range(600)] + [0] * 50
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    first = (starts - torch.arange(651)) // tokens + torch.arange(651)
+    assert (first.diff() >= (torch.tensor(counts) + tokens - 1) // tokens).all()  # room for all
+    owners = [4, 99, 251, 252, 253, 254, 258, 259, 508, 511, 512, 599]
+    owners = [seq for seq in owners if counts[seq]]
+    found = torch.zeros(len(owners), dtype=torch.int32, device=device)
+    last = [int(first[seq]) + (counts[seq] - 1) // tokens for seq in owners]
+    for tiles in (first[owners], torch.tensor(last)):
+        find[(len(owners),)](
+            starts.to(device, torch.int32), 650, tiles.to(device, torch.int32), found, tokens
+        )
+        assert found.tolist() == owners
+
+
+def test_queries_may_lie_among_keys_and_values(device: torch.device) -> None:
+    batch = paged_batch([(1, 20), (1, 3)], device=device)
+    qkv = torch.full((2, 8, 64), torch.nan, device=device)
+    qkv[:, :4] = batch.queries
+    options: dict[str, Any] = {"block_tables": batch.block_tables, "seq_lens": batch.seq_lens}
+    out = paged_decode(qkv[:, :4], batch.pool, LAYER, max_seq_len=20, **options)
+    assert_near(out, expected(batch)[0])
+
+
+def test_nan_in_what_is_seen_is_not_hidden(device: torch.device) -> None:
+    batch = paged_batch([(1, 40), (1, 40)], device=device)
+    batch.pool[batch.block_tables[1, 1], LAYER, 0, 0, 3, 5] = torch.nan
+    for num_splits in (1, 3):
+        out = decode(batch, tile=SMALL, num_splits=num_splits)
+        assert out[1, :2].isnan().all()
+        assert out.isfinite().sum() == 6 * 64
+
+
+@pytest.mark.parametrize(
+    ("tile", "programs", "positions", "splits"),
+    [
+        (SMALL, 8, 32768, 66),
+        (SMALL, 8, 400, 3),
+        (SMALL, 8, 100, 1),
+        (SMALL, 512, 2048, 1),
+        (SMALL, 2, 99999, 128),
+        (WIDE, 16, 32768, 16),
+        (WIDE, 512, 32768, 1),
+    ],
+)
+def test_splits_fill_the_device_and_no_more(
+    tile: Tile, programs: int, positions: int, splits: int
+) -> None:
+    assert choose_splits(tile, programs, positions, num_sms=132) == splits
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    batch = paged_batch([(1, 20), (1, 3)])
+    good: dict[str, Any] = {
+        "queries": batch.queries, "pool": batch.pool, "layer": LAYER,
+        "block_tables": batch.block_tables, "seq_lens": batch.seq_lens, "max_seq_len": 20,
+    }  # fmt: skip
+    for change, message in [
+        ({"layer": 3}, "layer is 3, not 0 to 2"),
+        ({"max_seq_len": 33}, r"max_seq_len is 33, not 1 to 32 \(the room of a block table\)"),
+        ({"window": 0}, "window is 0, not at least 1"),
+        ({"seq_lens": batch.seq_lens.long()}, "seq_lens is torch.int64, not torch.int32"),
+        ({"block_tables": batch.block_tables[:1]}, r"block_tables has shape \[1, 2\]"),
+        ({"queries": batch.queries[:1]}, "queries are of 1 sequences, not 2"),
+        ({"queries": batch.queries.half()}, "queries is torch.float16 on cpu, not torch.float32"),
+        ({"queries": batch.queries[:, :3]}, "queries have 3 heads, no multiple of 2"),
+        ({"queries": batch.queries[:, :, :32]}, "heads must be 64 elements each"),
+        ({"pool": batch.pool[:, :, :, :, ::2]}, "pool has strides"),
+        ({"pool": batch.pool[..., :24].contiguous()}, "head_dim is 24, not a multiple of 16"),
+        ({"out": batch.queries[:1]}, r"out has shape \[1, 4, 64\]"),
+        ({"num_splits": 129}, "num_splits is 129, not 1 to 128"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            paged_decode(**{**good, **change})
+    with pytest.raises(ValueError, match=r"max_query_len is 3, not 1 to 2 \(the rows of queries\)"):
+        paged_prefill(**good, query_starts=batch.query_starts, max_query_len=3)
+
+
+def test_a_batch_of_nothing_is_nothing() -> None:
+    batch = paged_batch([(1, 20)])
+    empty: dict[str, Any] = {
+        "queries": batch.queries[:0], "pool": batch.pool, "layer": LAYER,
+        "block_tables": batch.block_tables[:0], "seq_lens": batch.seq_lens[:0], "max_seq_len": 1,
+    }  # fmt: skip
+    assert paged_decode(**empty).shape == (0, 4, 64)
+    starts = batch.query_starts[:1]
+    assert paged_prefill(**empty, query_starts=starts, max_query_len=1).shape == (0, 4, 64)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_serves_other_lengths() -> None:
+    first = paged_batch([(1, 500), (1, 30), (1, 0)], dtype=torch.bfloat16, device="cuda", padding=9)
+    out = torch.full_like(first.queries, torch.nan)
+    decode(first, out=out)  # compiles, which a capture may not
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode(first, out=out)
+    first.seq_lens.copy_(torch.tensor([77, 0, 0]))
+    out.fill_(torch.nan)
+    graph.replay()
+    starts = torch.tensor([0, 1, 1, 1], dtype=torch.int32, device="cuda")
+    wanted, _ = ragged_attention(
+        first.queries, first.pool, LAYER, block_tables=first.block_tables, query_starts=starts,
+        seq_lens=first.seq_lens,
+    )  # fmt: skip
+    assert_near(out, wanted.to(out.dtype))
+
+
+@pytest.mark.gpu
+def test_blocks_lie_further_than_32_bits_reach() -> None:
+    """Offsets over 2^32 elements: one that wraps would stay inside the pool."""
+    batch = paged_batch([(1, 40), (1, 16)], heads=(4, 2), dtype=torch.bfloat16, device="cuda")
+    num_blocks = 2**32 // batch.pool[0].numel() + 2 * batch.pool.shape[0]
+    pool = torch.empty((num_blocks, *batch.pool.shape[1:]), dtype=torch.bfloat16, device="cuda")
+    shift = num_blocks - batch.pool.shape[0]
+    pool[shift:] = batch.pool
+    tables = batch.block_tables + shift
+    out = paged_decode(
+        batch.queries, pool, LAYER, block_tables=tables, seq_lens=batch.seq_lens, max_seq_len=40
+    )
+    assert_near(out, expected(batch)[0])
