@@ -9,15 +9,14 @@ Order: logit bias, penalties, ``min_tokens``, temperature, top-k, top-p, min-p, 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor
 
+from sessionkv.kernels.philox import RANDOM_BITS, random_bits
 from sessionkv.types import SampledToken, SamplingParams, TokenLogprob
 
-_DOMAIN = b"sessionkv draw 1"
 _FIRST_LOOK = 256  # of a large vocabulary, the nucleus is nearly always among so many
 
 
@@ -119,9 +118,7 @@ def sample(logits: Tensor, state: SamplerState) -> SampledToken:
 
 def uniform(seed: int, index: int) -> float:
     """A number from 0 (inclusive) to 1 (exclusive) with 53 random bits, a pure function."""
-    counter = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
-    digest = hashlib.sha256(_DOMAIN + counter).digest()
-    return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
+    return random_bits(seed, index) * 2.0**-RANDOM_BITS
 
 
 def draw(logits: Tensor, params: SamplingParams, number: float) -> int:

@@ -10,7 +10,7 @@ from sessionkv.model.sampling import SamplerState, draw, log_probabilities, samp
 from sessionkv.types import SamplingParams
 
 VOCAB = 50
-PINNED = [0.863979634070775, 0.5144601519708744, 0.7317955557807124]
+PINNED = [0.9587867103740684, 0.6934046604194692, 0.034212382650878115]
 
 
 def logits(seed: int = 0, size: int = VOCAB) -> torch.Tensor:
