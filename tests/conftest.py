@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 DAEMONS = frozenset(
-    ("front", "core", "movers", "store-journal", "store-blocks", "sessionkv-client")
+    ("front", "core", "movers", "pinning", "store-journal", "store-blocks", "sessionkv-client")
 )
 LEAK_GRACE_S = 5.0
 """How long a process or thread that was told to end may take to be gone."""

@@ -45,13 +45,19 @@ class _Enqueued:
 class CudaRegistrar:
     """Registers host memory with CUDA. Not while a graph is captured, which that would break."""
 
+    def __init__(self, device: torch.device) -> None:
+        """For a CUDA device."""
+        self._device = device
+
     def register(self, address: int, num_bytes: int) -> None:
         """See :class:`~sessionkv.engine.pinning.Registrar`."""
-        _check(_cudart().cudaHostRegister(address, num_bytes, _PORTABLE))
+        with torch.cuda.device(self._device):  # else a context is made on the first of them
+            _check(_cudart().cudaHostRegister(address, num_bytes, _PORTABLE))
 
     def unregister(self, address: int) -> None:
         """See :class:`~sessionkv.engine.pinning.Registrar`."""
-        _check(_cudart().cudaHostUnregister(address))
+        with torch.cuda.device(self._device):
+            _check(_cudart().cudaHostUnregister(address))
 
 
 class GpuCopier:
@@ -71,12 +77,17 @@ class GpuCopier:
         self._pinner: Pinner | None = None
         if pool.is_cuda:
             self._streams = _stream(pool.device), _stream(pool.device)
-            self._pinner = Pinner(CudaRegistrar())
+            self._pinner = Pinner(CudaRegistrar(pool.device))
 
     def pin(self, memory: memoryview, block_bytes: int) -> None:
         """Register host memory in the background; see :mod:`sessionkv.engine.pinning`."""
         if self._pinner is not None:
             self._pinner.pin(memory, block_bytes)
+
+    def wait_pinned(self) -> None:
+        """Wait until the memory given to :meth:`pin` is registered, as far as it can be."""
+        if self._pinner is not None:
+            self._pinner.wait()
 
     def fence(self) -> object:
         """An event behind all that this thread has launched on its current stream."""

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Queue
 from typing import Protocol
 
 from sessionkv.engine.device_memory import address_of
@@ -51,13 +51,17 @@ class Registrar(Protocol):
 
 
 class Pinner:
-    """Pins what it is given, in order, on a thread of its own that starts with the first."""
+    """Pins what it is given, in order, on a thread of its own that starts with the first.
+
+    Attributes:
+        stopping: Set once the end was asked for: the piece under way is the last.
+    """
 
     def __init__(self, registrar: Registrar) -> None:
         """Nothing is pinned."""
         self._registrar = registrar
-        self._asked: SimpleQueue[tuple[memoryview, int] | None] = SimpleQueue()
-        self._closing = threading.Event()
+        self._asked: Queue[tuple[memoryview, int] | None] = Queue()
+        self.stopping = threading.Event()
         self._registered: list[int] = []
         self._kept: list[memoryview] = []
         self._thread: threading.Thread | None = None
@@ -72,9 +76,13 @@ class Pinner:
             self._thread = threading.Thread(target=self._run, name="pinning", daemon=True)
             self._thread.start()
 
+    def wait(self) -> None:
+        """Wait until what was queued is pinned, as far as it can be."""
+        self._asked.join()
+
     def close(self) -> None:
         """End the thread, after the piece it is at, and unregister everything."""
-        self._closing.set()
+        self.stopping.set()
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join()
@@ -85,7 +93,7 @@ class Pinner:
 
     def _run(self) -> None:
         with ThreadPoolExecutor(_TOUCHING_THREADS, "pinning") as touching:
-            while (asked := self._asked.get()) is not None and not self._closing.is_set():
+            while (asked := self._asked.get()) is not None and not self.stopping.is_set():
                 try:
                     self._pin(*asked, touching)
                 except Exception as error:  # noqa: BLE001 whatever a device says
@@ -96,12 +104,13 @@ class Pinner:
                         len(self._registered),
                         error,
                     )
+                self._asked.task_done()
 
     def _pin(self, memory: memoryview, block_bytes: int, touching: ThreadPoolExecutor) -> None:
         address = address_of(memory)
         _advise(address, memory.nbytes, _MADV_HUGEPAGE)
         for start, size in pieces(memory.nbytes, block_bytes):
-            if self._closing.is_set():
+            if self.stopping.is_set():
                 return
             list(touching.map(_touch, *zip(*_parts(address + start, size), strict=True)))
             self._registrar.register(address + start, size)

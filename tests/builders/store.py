@@ -84,13 +84,19 @@ def payload(record: BlockRecord, block_bytes: int = 4096) -> bytearray:
 
 
 class Gates:
-    """Pause points: a thread that passes a shut gate says so and waits until it is opened."""
+    """Pause points: a thread that passes a shut gate says so and waits until it is opened.
+
+    Attributes:
+        arrivals: Names of the gates that threads came to, in order.
+    """
 
     def __init__(self, *shut: str) -> None:
+        self.arrivals: list[str] = []
         self.reached = {name: threading.Event() for name in shut}
         self._open = {name: threading.Event() for name in shut}
 
     def pass_through(self, name: str) -> None:
+        self.arrivals.append(name)
         if name in self._open:
             self.reached[name].set()
             if not self._open[name].wait(60):

@@ -6,7 +6,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from sessionkv.engine.device_memory import HostPool
+from sessionkv.engine.device_memory import DeviceMemory, HostPool
 from sessionkv.engine.movers import HostArena, Mover
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
@@ -36,17 +36,39 @@ class Pool:
 
 
 class Tiers:
-    """Device and host of ``num_blocks``, a disk, and the mover between them."""
+    """Device and host of ``num_blocks``, a disk, and the mover between them.
 
-    def __init__(self, path: Path, *shut: str, num_blocks: int = 4) -> None:
+    The device is ``memory``, or else a :class:`Pool` in host memory.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *shut: str,
+        num_blocks: int = 4,
+        memory: DeviceMemory | None = None,
+        staging_blocks: int = 4,
+        disk: bool = True,
+    ) -> None:
         self.directory = StoreDirectory.open(path)
         self.answers: SimpleQueue[StoreAnswer] = SimpleQueue()
         self.gates = Gates(*shut)
         self.pool: Any = Pool(num_blocks)
         self.host = HostArena(num_blocks, BLOCK)
-        blocks = BlockStore(self.directory, IDENTITY, geometry(BLOCK), cap_bytes=2**24)
+        blocks = None
+        if disk:
+            blocks = BlockStore(
+                self.directory, IDENTITY, geometry(BLOCK), cap_bytes=2**24, gates=self.gates
+            )
         self.store = StoreWorker(Journal(self.directory), blocks, self.answers)
-        self.mover = Mover(self.pool.memory, self.host, self.store, self.answers, gates=self.gates)
+        self.mover = Mover(
+            memory or self.pool.memory,
+            self.host,
+            self.store,
+            self.answers,
+            staging_bytes=staging_blocks * BLOCK,
+            gates=self.gates,
+        )
         self.number = 0
 
     def submit(self, src: Tier, dst: Tier, *moves: tuple[BlockRecord, int, int]) -> int:

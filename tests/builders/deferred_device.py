@@ -1,0 +1,116 @@
+"""A device whose steps and copies run as late as its rules allow.
+
+What a step does is queued by :meth:`DeferredDevice.launch` and runs when a fence behind it is
+waited for; a copy reads and writes when it is waited for. So whoever relies on more than the rules
+promise sees old bytes, or bytes that are gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from sessionkv.engine.device_memory import Copy, Copying
+from tests.builders.store import Gates
+
+
+class DeferredDevice:
+    """Blocks that only copies reach.
+
+    Attributes:
+        log: Starts and ends of copies, as ``("start" | "end", "in" | "out", block ids)``.
+        bad_blocks: Those whose copies do not arrive.
+        failing: Numbers of the copies, by direction from 0, that raise: ``("start" | "wait", "in" |
+            "out", number)``.
+        gates: ``wait_in`` and ``wait_out`` hold whoever waits for copies.
+    """
+
+    view = None
+
+    def __init__(self, num_blocks: int, block_bytes: int, *shut: str) -> None:
+        self.num_blocks, self.block_bytes = num_blocks, block_bytes
+        self._memory = memoryview(bytearray(b"\xee" * (num_blocks * block_bytes)))
+        self.log: list[tuple[str, str, tuple[int, ...]]] = []
+        self.bad_blocks: set[int] = set()
+        self.failing: set[tuple[str, str, int]] = set()
+        self.gates = Gates(*shut)
+        self.pinned: list[tuple[int, int]] = []
+        self._started = {"in": 0, "out": 0}
+        self._steps: list[Callable[[], None]] = []
+        self._num_run = 0
+        self._lock = threading.Lock()
+        self._loop = threading.get_ident()
+
+    def extent(self, block_id: int) -> memoryview:
+        """The block's bytes as they are at this moment."""
+        return self._memory[block_id * self.block_bytes :][: self.block_bytes]
+
+    def launch(self, step: Callable[[], None]) -> None:
+        """Queue what a step does."""
+        self._steps.append(step)
+
+    def run_steps(self, until: int) -> None:
+        """Run the steps that were launched, up to the first ``until`` of all."""
+        with self._lock:
+            for step in self._steps[self._num_run : until]:
+                step()
+            self._num_run = max(self._num_run, until)
+
+    def pin(self, memory: memoryview, block_bytes: int) -> None:
+        self.pinned.append((memory.nbytes, block_bytes))
+
+    def fence(self) -> object:
+        assert threading.get_ident() == self._loop, "only the step loop knows what it launched"
+        return _Fence(self, len(self._steps))
+
+    def copy_out(self, copies: Sequence[Copy], after: object) -> Copying:
+        return self._start("out", copies, after)
+
+    def copy_in(self, copies: Sequence[Copy], after: object) -> Copying:
+        return self._start("in", copies, after)
+
+    def _start(self, way: str, copies: Sequence[Copy], after: object) -> Copying:
+        assert isinstance(after, _Fence)
+        assert after.device is self
+        number = self._started[way]
+        self._started[way] += 1
+        if ("start", way, number) in self.failing:
+            raise RuntimeError("told to fail")
+        self.log.append(("start", way, tuple(block for block, _ in copies)))
+        return _Deferred(self, way, number, list(copies), after)
+
+
+class _Fence:
+    def __init__(self, device: DeferredDevice, num_steps: int) -> None:
+        self.device, self.num_steps = device, num_steps
+
+
+class _Deferred:
+    def __init__(
+        self, device: DeferredDevice, way: str, number: int, copies: list[Copy], after: _Fence
+    ) -> None:
+        self.device, self.way, self.number = device, way, number
+        self.copies, self.after = copies, after
+        self.is_waited_for = False
+
+    def wait(self) -> list[bool]:
+        assert not self.is_waited_for
+        self.is_waited_for = True
+        device = self.device
+        device.gates.pass_through(f"wait_{self.way}")
+        if ("wait", self.way, self.number) in device.failing:
+            raise RuntimeError("told to fail")
+        device.run_steps(self.after.num_steps)
+        arrived = [self._copy(block, memory) for block, memory in self.copies]
+        device.log.append(("end", self.way, tuple(block for block, _ in self.copies)))
+        return arrived
+
+    def _copy(self, block: int, memory: memoryview) -> bool:
+        if block in self.device.bad_blocks:
+            return False
+        extent = self.device.extent(block)
+        if self.way == "in":
+            extent[:] = memory
+        else:
+            memory[:] = extent
+        return True
