@@ -122,7 +122,7 @@ def uniform(seed: int, index: int) -> float:
 
 
 def draw(logits: Tensor, params: SamplingParams, number: float) -> int:
-    """Draw from the filtered distribution by inverting its cumulative sum in float64.
+    """Draw from the filtered distribution by inverting its cumulative sum, by id, in float64.
 
     Args:
         logits: ``[vocab_size]``, processed.
@@ -131,7 +131,9 @@ def draw(logits: Tensor, params: SamplingParams, number: float) -> int:
     """
     scaled = logits.double() / params.temperature
     if params.top_k or params.top_p < 1.0:
-        ids, weights = _likeliest(scaled, params)
+        likeliest, falling = _likeliest(scaled, params)
+        ids, order = likeliest.sort()
+        weights = falling[order]
     else:
         ids, weights = None, torch.exp(scaled - scaled.max())
     if params.min_p:
