@@ -95,14 +95,14 @@ def _scan(
         else:
             key = tl.load(cell_keys)
             value = tl.load(cell_keys + VALUES)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if MASKED:
             seen = (position < end)[None, :] & (position[None, :] <= row_positions[:, None])
             if WINDOW is not None:
                 seen = seen & (position[None, :] > row_positions[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_top[:, None])
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_top[:, None])  # one instruction before the power
         kept = tl.exp2(top - new_top)
         total = total * kept + tl.sum(weights, 1)
         acc = tl.dot(weights.to(value.dtype), value, acc * kept[:, None], input_precision="ieee")
