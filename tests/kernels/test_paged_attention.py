@@ -50,7 +50,7 @@ def prefill(batch: PagedBatch, **options: Any) -> torch.Tensor:
         batch.pool,
         LAYER,
         **batch.metadata,
-        max_query_len=batch.queries.shape[0],
+        max_query_len=max(new for new, _ in batch.lengths),
         max_seq_len=batch.block_tables.shape[1] * batch.pool.shape[4],
         window=batch.window,
         **options,
@@ -93,19 +93,31 @@ def test_both_ways_equal_the_reference_for_every_shape(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize("group", range(1, 9))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, HALF, FULL])
-def test_every_tile_that_is_chosen_runs_natively(
-    head_dim: int, group: int, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "group", "dtype"),
+    [
+        (64, 1, torch.bfloat16),
+        (80, 2, torch.bfloat16),
+        (96, 3, torch.bfloat16),
+        (128, 4, torch.bfloat16),
+        (256, 5, torch.bfloat16),
+        (64, 6, torch.bfloat16),
+        (96, 7, torch.bfloat16),
+        (256, 8, torch.bfloat16),
+        (128, 8, HALF),
+        (80, 3, FULL),
+        (256, 2, FULL),
+    ],
+)
+def test_tiles_that_are_chosen_run_natively(head_dim: int, group: int, dtype: torch.dtype) -> None:
+    """Long enough for splits, and for every tile."""
     shape: dict[str, Any] = {
         "heads": (2 * group, 2), "head_dim": head_dim, "dtype": dtype, "device": "cuda",
     }  # fmt: skip
-    batch = paged_batch([(1, n) for n in (1, 700, 64, 0, 129)], **shape)
-    assert_near(decode(batch)[:3], expected(batch)[0][:3])
+    batch = paged_batch([(1, n) for n in (1, 4000, 64, 0, 129)], **shape)
+    assert_near(decode(batch), expected(batch)[0])
     for longest in (2, 8, 200):
-        batch = paged_batch([(longest, 700), (1, 1), (longest // 2, 300)], **shape)
+        batch = paged_batch([(longest, 4000), (1, 1), (longest // 2, 300)], **shape)
         assert_near(prefill(batch), expected(batch)[0])
 
 
@@ -148,22 +160,10 @@ def test_prefill_of_ragged_chunks(
 
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_decode_gives_zeros_for_rows_of_padding(device: torch.device, num_splits: int) -> None:
-    whole = paged_batch([(1, 20), (1, 33)], device=device, padded_rows=1)
-    tables = torch.full((3, 3), -1, dtype=torch.int32, device=device)
-    tables[:2] = whole.block_tables
-    lens = torch.tensor([20, 33, 0], dtype=torch.int32, device=device)
-    out = paged_decode(
-        whole.queries,
-        whole.pool,
-        LAYER,
-        block_tables=tables,
-        seq_lens=lens,
-        max_seq_len=48,
-        tile=SMALL,
-        num_splits=num_splits,
-    )
-    assert_near(out[:2], expected(whole)[0])
-    assert (out[2] == 0.0).all()
+    batch = paged_batch([(1, 20), (1, 0), (1, 33)], device=device)
+    out = decode(batch, tile=SMALL, num_splits=num_splits)
+    assert_near(out, expected(batch)[0])
+    assert (out[1] == 0.0).all()
 
 
 @triton.jit
