@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from sessionkv.kernels.attention_arguments import check_range
@@ -68,7 +67,7 @@ def choose_tile(queries: Tensor, num_rows: int) -> Tile:
 
     As many positions as leave room for two narrow programs' stages in a multiprocessor's 227 KiB.
     """
-    dims = triton.next_power_of_2(queries.shape[2])
+    dims = power_of_2(queries.shape[2])
     if queries.dtype == torch.float32:  # products without tensor cores, from registers
         return Tile(NARROW_ROWS, max(16, min(64, 4096 // dims)), num_warps=4, num_stages=2)
     positions = max(32, min(128, 8192 // dims))
@@ -141,7 +140,7 @@ def run_attention(
         shape = (num_tokens, num_heads, num_splits)
         parts = torch.empty((*shape, head_dim), dtype=torch.float32, device=queries.device)
         part_log_sums = torch.empty(shape, dtype=torch.float32, device=queries.device)
-    dims = triton.next_power_of_2(head_dim)
+    dims = power_of_2(head_dim)
     attend[(kv_heads, num_tiles, num_splits)](
         queries, pool, batch.block_tables, batch.query_starts, batch.seq_lens, parts,
         part_log_sums, layer, num_seqs, num_splits, batch.block_tables.shape[1],
@@ -154,9 +153,14 @@ def run_attention(
     if num_splits > 1:
         merge_splits[(num_tokens, num_heads)](
             parts, part_log_sums, batch.query_starts, out, log_sums, num_seqs, num_splits,
-            HEADS=num_heads, HEAD_DIM=head_dim, MANY=triton.next_power_of_2(num_splits),
+            HEADS=num_heads, HEAD_DIM=head_dim, MANY=power_of_2(num_splits),
             DIMS=dims, num_warps=4,
         )  # fmt: skip
+
+
+def power_of_2(n: int) -> int:
+    """The least power of 2 that is at least ``n``."""
+    return 1 << (n - 1).bit_length()
 
 
 def _num_sms(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sessionkv.kernels.arguments import INT32, check_tensor
 from sessionkv.kernels.attention_arguments import check_pool, check_range, check_rows
+from sessionkv.kernels.attention_launch import power_of_2
 
 # Elements that a program copies: 16 KiB of 16-bit keys, enough loads in flight for full bandwidth.
 _COPIED = 8192
@@ -137,7 +138,7 @@ def merge_attention(
         out = torch.empty(out_a.shape, dtype=out_a.dtype, device=out_a.device)
     check_tensor("out", out, out_a.shape, dtypes=(out_a.dtype,), like=out_a)
     num_tokens, num_heads, head_dim = out_a.shape
-    dims = triton.next_power_of_2(head_dim)
+    dims = power_of_2(head_dim)
     rows = max(1, _MERGED // dims)
     if num_tokens:
         _merge[(triton.cdiv(num_tokens * num_heads, rows),)](
