@@ -107,12 +107,13 @@ class GpuCopier:
 
     def close(self) -> None:
         """Wait for what is under way, unregister host memory, let go of the pool."""
-        if self._streams is not None:
-            for stream in self._streams:
+        try:
+            for stream in self._streams or ():
                 stream.synchronize()
-        if self._pinner is not None:
-            self._pinner.close()
-        del self._extents
+        finally:
+            if self._pinner is not None:
+                self._pinner.close()
+            del self._extents
 
     def _ends(self, copies: Sequence[Copy]) -> tuple[list[Tensor], list[Tensor], list[bool]]:
         """Bytes at both ends of the copies that can be made, and which these are."""

@@ -86,35 +86,33 @@ class Pinner:
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join()
-        for address in self._registered:
-            self._registrar.unregister(address)
+        try:
+            for address in self._registered:
+                self._registrar.unregister(address)
+        except Exception as error:  # noqa: BLE001 a device that failed gives back nothing
+            _log.warning("host memory stays pinned until the process ends: %s", error)
         self._registered.clear()
         self._kept.clear()
 
     def _run(self) -> None:
-        with ThreadPoolExecutor(_TOUCHING_THREADS, "pinning") as touching:
-            while (asked := self._asked.get()) is not None and not self.stopping.is_set():
-                try:
-                    self._pin(*asked, touching)
-                except Exception as error:  # noqa: BLE001 whatever a device says
-                    # Where one piece could not be had the next ones could not either.
-                    _log.warning(
-                        "host memory could not be pinned from %d pieces on, copies of the rest "
-                        "will be slower: %s",
-                        len(self._registered),
-                        error,
-                    )
-                self._asked.task_done()
+        while (asked := self._asked.get()) is not None and not self.stopping.is_set():
+            try:
+                self._pin(*asked)
+            except Exception as error:  # noqa: BLE001 whatever a device says
+                # Where one piece could not be had the next ones could not either.
+                _log.warning("host memory stays unpinned, copies of it are slower: %s", error)
+            self._asked.task_done()
 
-    def _pin(self, memory: memoryview, block_bytes: int, touching: ThreadPoolExecutor) -> None:
+    def _pin(self, memory: memoryview, block_bytes: int) -> None:
         address = address_of(memory)
         _advise(address, memory.nbytes, _MADV_HUGEPAGE)
-        for start, size in pieces(memory.nbytes, block_bytes):
-            if self.stopping.is_set():
-                return
-            list(touching.map(_touch, *zip(*_parts(address + start, size), strict=True)))
-            self._registrar.register(address + start, size)
-            self._registered.append(address + start)
+        with ThreadPoolExecutor(_TOUCHING_THREADS, "pinning") as touching:
+            for start, size in pieces(memory.nbytes, block_bytes):
+                if self.stopping.is_set():
+                    return
+                list(touching.map(_touch, *zip(*_parts(address + start, size), strict=True)))
+                self._registrar.register(address + start, size)
+                self._registered.append(address + start)
 
 
 def pieces(num_bytes: int, block_bytes: int) -> Iterator[tuple[int, int]]:

@@ -144,10 +144,12 @@ def test_bytes_are_equal_through_every_hop(
 def test_transfers_larger_than_staging(bench: Bench, staging_blocks: int) -> None:
     bench.open(staging_blocks=staging_blocks)
     bench.fill_device()
+    began_s = time.monotonic()
     written = [bench.submit(DEVICE, DISK, bench.spills()[i : i + 6]) for i in (0, 6)]
     results = [bench.result() for _ in written]
     assert [result.transfer_id for result in results] == written
     assert all(result.outcomes == (OK,) * 6 for result in results)
+    assert 0 < sum(result.elapsed_s for result in results) <= time.monotonic() - began_s
     moves = [(record, slot, BLOCKS - 1 - i) for i, (record, slot, _) in enumerate(bench.fetches())]
     read = [bench.submit(DISK, DEVICE, part) for part in (moves[:7], moves[7:])]
     results = [bench.result() for _ in read]
@@ -220,13 +222,20 @@ def test_both_directions_go_on_at_once(bench: Bench) -> None:
     assert bench.result().transfer_id == up
 
 
+def _long_step() -> None:
+    until_s = time.monotonic() + 0.05
+    while time.monotonic() < until_s:
+        pass
+
+
 def test_the_next_transfer_starts_before_the_one_before_has_ended(bench: Bench) -> None:
     bench.open("before_h2d")
-    began_s = time.monotonic()
+    bench.device.launch(_long_step)
     bench.submit(HOST, DEVICE, [(bench.records[0], 0, 0), (bench.records[1], 1, 1)])
     assert bench.tiers.gates.reached["before_h2d"].wait(30)
     bench.submit(HOST, DEVICE, [(bench.records[2], 2, 2)])
     bench.submit(HOST, DEVICE, [(bench.records[3], 3, 3)])
+    began_s = time.monotonic()
     bench.tiers.gates.open("before_h2d")
     results = [bench.result() for _ in range(3)]
     assert [result.transfer_id for result in results] == [1, 2, 3]

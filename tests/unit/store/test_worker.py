@@ -58,10 +58,16 @@ class Bench:
     def next(self) -> StoreAnswer:
         return self.answers.get(timeout=30)
 
-    def write(self, number: int, *records: BlockRecord) -> None:
+    def write(
+        self,
+        number: int,
+        *records: BlockRecord,
+        reply_to: SimpleQueue[TransferResult] | None = None,
+    ) -> None:
         moves = tuple(BlockMove(record, i, -1) for i, record in enumerate(records))
         views = [memoryview(payload(record, MIB)) for record in records]
-        self.worker.transfer(Transfer(number, Tier.HOST, Tier.DISK, moves), views)
+        transfer = Transfer(number, Tier.HOST, Tier.DISK, moves)
+        self.worker.transfer(transfer, views, reply_to=reply_to)
 
     def outcomes(self) -> tuple[int, tuple[MoveOutcome, ...]]:
         answer = self.next()
@@ -251,6 +257,20 @@ def test_closing_drops_what_does_not_fit_the_time_and_says_so(directory: StoreDi
     assert isinstance(late.error, StoreUnavailable)
     bench.write(3, block(ROOT, [98] * 4))
     assert bench.outcomes() == (3, (NO_ROOM,))
+
+
+def test_whoever_is_named_takes_the_result(directory: StoreDirectory) -> None:
+    bench = Bench(directory, "disk_put_half")
+    elsewhere: SimpleQueue[TransferResult] = SimpleQueue()
+    bench.write(1, block(ROOT, [1] * 4), reply_to=elsewhere)
+    assert bench.gates.reached["disk_put_half"].wait(30)
+    bench.write(2, block(ROOT, [2] * 4), reply_to=elsewhere)
+    bench.gates.open("disk_put_half")
+    bench.worker.close(0)
+    bench.write(3, block(ROOT, [3] * 4), reply_to=elsewhere)
+    assert [elsewhere.get(timeout=30).transfer_id for _ in range(3)] == [1, 2, 3]
+    assert elsewhere.empty()
+    assert bench.answers.empty()
 
 
 def test_without_a_disk_tier_nothing_is_found_and_nothing_taken(directory: StoreDirectory) -> None:
