@@ -27,9 +27,11 @@ class DeferredDevice:
 
     view = None
 
-    def __init__(self, num_blocks: int, block_bytes: int, *shut: str) -> None:
+    def __init__(
+        self, num_blocks: int, block_bytes: int, *shut: str, memory: memoryview | None = None
+    ) -> None:
         self.num_blocks, self.block_bytes = num_blocks, block_bytes
-        self._memory = memoryview(bytearray(b"\xee" * (num_blocks * block_bytes)))
+        self._memory = memory or memoryview(bytearray(b"\xee" * (num_blocks * block_bytes)))
         self.log: list[tuple[str, str, tuple[int, ...]]] = []
         self.bad_blocks: set[int] = set()
         self.failing: set[tuple[str, str, int]] = set()
@@ -39,7 +41,7 @@ class DeferredDevice:
         self._steps: list[Callable[[], None]] = []
         self._num_run = 0
         self._lock = threading.Lock()
-        self._loop = threading.get_ident()
+        self._loop: int | None = None
 
     def extent(self, block_id: int) -> memoryview:
         """The block's bytes as they are at this moment."""
@@ -60,6 +62,7 @@ class DeferredDevice:
         self.pinned.append((memory.nbytes, block_bytes))
 
     def fence(self) -> object:
+        self._loop = self._loop or threading.get_ident()
         assert threading.get_ident() == self._loop, "only the step loop knows what it launched"
         return _Fence(self, len(self._steps))
 

@@ -4,15 +4,18 @@ import os
 import random
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessionkv.engine.checksum_runner import ChecksumRunner
+from sessionkv.engine.device_memory import Copy, Copying
+from tests.builders.deferred_device import DeferredDevice
 from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine, oracle
 from tests.builders.random_sessions import Mix, Tally, run_sessions
 
@@ -169,6 +172,45 @@ class FlakyViews(ChecksumRunner):
         if threading.current_thread().name == "movers" and self._rng.random() < 0.2:
             raise OSError("told to fail")
         return super().block_view(block_id)
+
+
+class FlakyDevice(DeferredDevice):
+    """Copies that fail now and then: one block of them, or all."""
+
+    _rng = random.Random(7)
+
+    def copy_in(self, copies: Sequence[Copy], after: object) -> Copying:
+        self.bad_blocks = {block for block, _ in copies if self._rng.random() < 0.05}
+        if self._rng.random() < 0.05:
+            raise RuntimeError("told to fail")
+        return super().copy_in(copies, after)
+
+
+class BehindCopies(ChecksumRunner):
+    """Device blocks that only copies reach."""
+
+    _device: FlakyDevice | None = None
+
+    @property
+    def memory(self) -> Any:
+        if self._device is None:
+            size = self.geometry.block_bytes
+            self._device = FlakyDevice(self.num_blocks, size, memory=self._memory)
+        return self._device
+
+
+def test_a_pool_that_only_copies_reach(store: Path) -> None:
+    config = engine_config(store, blocks=100, host_blocks=40, disk_bytes=32 * MIB)
+    with open_engine(config, runner={"runner_type": BehindCopies}) as engine:
+        _, logs = run_sessions(engine, seed=11, sessions=32, turns=6)
+        engine.assert_ledger()
+        assert_disk_figures(engine, store)
+        assert_logs(engine, logs)
+        moves = engine.stats()["transfers"]
+        for way in ("device_to_host", "host_to_device", "device_to_disk", "disk_to_device"):
+            assert moves[way]["blocks"] > 0, way
+        assert moves["host_to_device"]["failed_blocks"] > 0
+        assert moves["disk_to_device"]["failed_blocks"] > 0
 
 
 @pytest.mark.filterwarnings("ignore")
