@@ -8,6 +8,7 @@ elsewhere.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -32,9 +33,11 @@ class CacheConfig:
 
     Attributes:
         block_size: Tokens a block; a power of two from 4 to 256 (8 and up outside tests).
-        device_bytes: KV memory on the device (default: CPU 25% of available RAM, at most 4 GiB).
+        device_bytes: KV memory on the device (default: 90% of what a GPU has free once the model
+            is loaded; on the CPU 25% of available RAM, at most 4 GiB).
         device_blocks: Overrides device_bytes by a count.
-        host_bytes: Cap of the host tier; 0 turns it off (default on CPU: at most 2 GiB).
+        host_bytes: Cap of the host tier; 0 turns it off (default: 25% of available RAM, at most
+            64 GiB beside a GPU and 2 GiB on the CPU).
         disk_bytes: Cap of the disk tier, metadata included; 0 turns it off (default: 10% of free
             space, at most 50 GiB).
         prefix_cache: Reuse KV across requests; off means every prompt is computed whole.
@@ -143,6 +146,10 @@ class EngineConfig:
         store: Directory of journal and blocks; None is a temporary one, removed at exit.
         model_cache: Folder for prepared models (default: the user's cache directory).
         max_model_len: Most positions of one sequence; None is the model's own.
+        device: ``auto`` (a CUDA GPU where torch can use one, else the CPU), ``cpu``, ``cuda`` or
+            ``cuda:N``.
+        dtype: Of weights and KV: ``auto`` (``float32`` on the CPU, ``bfloat16`` on a GPU),
+            ``bfloat16``, ``float16`` or ``float32``; the CPU computes in ``float32`` only.
         threads: Compute threads on CPU; None leaves torch's choice.
         offline: Never touch the network.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
@@ -152,6 +159,8 @@ class EngineConfig:
     store: Path | None = None
     model_cache: Path | None = None
     max_model_len: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
     threads: int | None = None
     offline: bool = False
     log_level: str = "info"
@@ -169,6 +178,10 @@ class EngineConfig:
             raise ConfigError("model", self.model, "a name, folder, file or hub id")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError("log_level", self.log_level, "debug, info, warning or error")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError("device", self.device, "auto, cpu, cuda or cuda:N")
+        if self.dtype not in ("auto", "bfloat16", "float16", "float32"):
+            raise ConfigError("dtype", self.dtype, "auto, bfloat16, float16 or float32")
         _range("max_model_len", self.max_model_len, 2, 2**31)
         _range("threads", self.threads, 1, 1024)
 

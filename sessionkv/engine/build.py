@@ -30,7 +30,7 @@ from sessionkv.engine.runner import Runner
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.sizing import MemoryPlan, measure, plan_memory
 from sessionkv.engine.staging import STAGING_BYTES
-from sessionkv.errors import StoreUnavailable
+from sessionkv.errors import ConfigError, StoreUnavailable
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.gates import OPEN_GATES, Gates
@@ -223,6 +223,7 @@ def _load_runner(
         )
         return _Loaded(text_dir, memory, checksum)
     # Loaded only here: an engine without a model must not need its libraries.
+    from sessionkv.engine.devices import pick_device
     from sessionkv.engine.model_runner import ModelRunner
     from sessionkv.model.prepare import prepare_model
 
@@ -232,6 +233,22 @@ def _load_runner(
         offline=config.offline,
         progress=lambda event: progress(asdict(event)),
     )
+    device = pick_device(config.device)
+    if device.type == "cuda":
+        from sessionkv.engine.gpu_build import load_gpu_runner
+
+        memory, gpu_runner = load_gpu_runner(
+            config,
+            prepared,
+            device=device,
+            machine=machine,
+            progress=lambda stage, done, total: progress(
+                {"stage": stage, "done": done, "total": total, "unit": "steps"}
+            ),
+        )
+        return _Loaded(prepared.text_dir, memory, gpu_runner)
+    if config.dtype not in ("auto", "float32"):
+        raise ConfigError("dtype", config.dtype, "auto or float32 on the CPU")
     memory = plan_memory(
         config.cache,
         prepared.spec.kv_geometry(config.cache.block_size),

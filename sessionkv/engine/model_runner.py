@@ -82,7 +82,7 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.vocab_size = spec.vocab_size
         self.max_model_len = max_model_len
-        self.fingerprint = kv_fingerprint(spec, prepared.fingerprint)
+        self.fingerprint = kv_fingerprint(spec, prepared.fingerprint, numerics=NUMERICS)
         files = WeightFiles(prepared.folder, spec)
         self._decoder = Decoder(spec, files, max_model_len=max_model_len)
         self.weights_bytes = self._decoder.nbytes
@@ -234,11 +234,11 @@ class ModelRunner:
         return sampled
 
 
-def kv_fingerprint(spec: ModelSpec, weights_fingerprint: str) -> str:
+def kv_fingerprint(spec: ModelSpec, weights_fingerprint: str, *, numerics: str) -> str:
     """Digest of everything of a model that changes KV bytes: weights, settings, arithmetic."""
     settings = asdict(spec)
     del settings["max_model_len"]  # a limit, which no number depends on
-    text = json.dumps([weights_fingerprint, NUMERICS, settings], sort_keys=True)
+    text = json.dumps([weights_fingerprint, numerics, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -17,18 +17,26 @@ RAM_SHARE = 0.25
 DISK_SHARE = 0.10
 MAX_DEVICE_BYTES = 4 * GIB
 MAX_HOST_BYTES = 2 * GIB
+GPU_SHARE = 0.90
+MAX_GPU_HOST_BYTES = 64 * GIB
 MAX_DISK_BYTES = 50 * GIB
 MIRROR_SHARE = 1 / 3
 """Part of the device's KV bytes for contiguous copies of running sequences (CPU attention)."""
 CPU_STEP_TOKENS = 384
+GPU_STEP_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """What is free, in bytes."""
+    """What is free, in bytes.
+
+    Attributes:
+        free_gpu_bytes: Once the model is loaded and has its scratch memory; None without a GPU.
+    """
 
     available_ram_bytes: int
     free_disk_bytes: int
+    free_gpu_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ def plan_memory(
     asked_max_len: int | None,
     machine: MachineMemory,
 ) -> MemoryPlan:
-    """Decide the split for the CPU engine.
+    """Decide the split.
 
     Args:
         cache: What was asked for.
@@ -101,7 +109,8 @@ def plan_memory(
         max_len = room
     host_bytes = cache.host_bytes
     if host_bytes is None:
-        host_bytes = min(int(machine.available_ram_bytes * RAM_SHARE), MAX_HOST_BYTES)
+        most = MAX_HOST_BYTES if machine.free_gpu_bytes is None else MAX_GPU_HOST_BYTES
+        host_bytes = min(int(machine.available_ram_bytes * RAM_SHARE), most)
     disk_bytes = cache.disk_bytes
     if disk_bytes is None:
         disk_bytes = min(int(machine.free_disk_bytes * DISK_SHARE), MAX_DISK_BYTES)
@@ -111,13 +120,15 @@ def plan_memory(
         num_host_blocks=host_bytes // block_bytes,
         disk_bytes=disk_bytes,
         max_model_len=max_len,
-        step_tokens=CPU_STEP_TOKENS,
+        step_tokens=CPU_STEP_TOKENS if machine.free_gpu_bytes is None else GPU_STEP_TOKENS,
         notes=tuple(notes),
     )
 
 
 def _device(cache: CacheConfig, block_bytes: int, machine: MachineMemory) -> tuple[int, int]:
     """Blocks of the pool, and bytes beside it for mirrors."""
+    if machine.free_gpu_bytes is not None:
+        return _gpu_blocks(cache, block_bytes, machine.free_gpu_bytes), 0
     if cache.device_blocks is not None:
         pool_bytes = cache.device_blocks * block_bytes
         return cache.device_blocks, int(pool_bytes * MIRROR_SHARE / (1 - MIRROR_SHARE))
@@ -129,3 +140,23 @@ def _device(cache: CacheConfig, block_bytes: int, machine: MachineMemory) -> tup
         least = -(-block_bytes * 3 // 2)
         raise ConfigError("cache.device_bytes", device_bytes, f"at least {least} (one block)")
     return num_blocks, device_bytes - num_blocks * block_bytes
+
+
+def _gpu_blocks(cache: CacheConfig, block_bytes: int, free_bytes: int) -> int:
+    """Blocks of a pool on a GPU with so much free memory."""
+    if cache.device_blocks is not None:
+        name, asked, wanted_bytes = (
+            "cache.device_blocks", cache.device_blocks, cache.device_blocks * block_bytes
+        )  # fmt: skip
+    elif cache.device_bytes is not None:
+        name, asked, wanted_bytes = "cache.device_bytes", cache.device_bytes, cache.device_bytes
+    else:
+        name, asked, wanted_bytes = "cache.device_bytes", None, int(free_bytes * GPU_SHARE)
+    if not block_bytes <= wanted_bytes <= free_bytes:
+        raise ConfigError(
+            name,
+            asked,
+            f"from {block_bytes} (one block) to {free_bytes} bytes, which the GPU has free beside "
+            f"the model; another process may hold memory of it",
+        )
+    return wanted_bytes // block_bytes

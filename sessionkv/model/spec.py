@@ -19,6 +19,7 @@ from sessionkv.types import KVGeometry
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _RECURRENT = ("mamba", "rwkv", "jamba", "recurrent", "bamba", "falcon_h1", "zamba", "lfm", "xlstm")
 
 
@@ -96,24 +97,31 @@ class ModelSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def num_parameters(self) -> int:
+        """Elements of the large matrices, a tied embedding counted once."""
+        attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        embeddings = 1 if self.tied_embeddings else 2
+        return self.num_layers * layer + embeddings * self.vocab_size * self.hidden_size
+
+    @property
     def cpu_weights_bytes(self) -> int:
         """Memory of the matrices as the CPU decoder holds them, known before they are loaded.
 
         fp32; the output projection is a copy of its own, in its own layout, also where it is tied.
         """
-        attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size
-        return 4 * (self.num_layers * layer + 2 * self.vocab_size * self.hidden_size)
+        copied = self.vocab_size * self.hidden_size if self.tied_embeddings else 0
+        return 4 * (self.num_parameters + copied)
 
-    def kv_geometry(self, block_size: int) -> KVGeometry:
-        """Shape of a block's KV in fp32."""
+    def kv_geometry(self, block_size: int, dtype: str = "float32") -> KVGeometry:
+        """Shape of a block's KV; ``dtype`` is one of :data:`ELEMENT_BYTES`."""
         return KVGeometry(
             num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             block_size=block_size,
-            dtype="float32",
-            element_bytes=4,
+            dtype=dtype,
+            element_bytes=ELEMENT_BYTES[dtype],
         )
 
 

@@ -27,7 +27,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer, fp32, row-major ``[out, in]``. A bias or head norm that is absent is None.
+    """One layer, row-major ``[out, in]``. A bias or head norm that is absent is None.
 
     Attributes:
         qkv: ``[(num_heads + 2 * num_kv_heads) * head_dim, hidden]``: queries, keys, values.
@@ -106,18 +106,34 @@ def check_weights(folder: Path, spec: ModelSpec) -> dict[str, TensorEntry]:
 class WeightFiles:
     """The weights of a folder, read part by part, so that no more than one part is held twice.
 
-    Rotated dimensions are re-ordered for :mod:`sessionkv.model.rope`: dimension i and its partner
-    i + head_dim / 2 become neighbours, in queries and keys alike, which no dot product notices.
-    Every tensor given out is new, fp32 and independent of the files.
+    Where asked for, rotated dimensions are re-ordered for :mod:`sessionkv.model.rope`: dimension i
+    and its partner i + head_dim / 2 become neighbours, in queries and keys alike, which no dot
+    product notices. Every tensor given out is new and independent of the files.
     """
 
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        neighbours: bool = True,
+    ) -> None:
         """Check the folder and open nothing yet.
+
+        Args:
+            folder: Of the model.
+            spec: What its ``config.json`` says.
+            dtype: Of every tensor given out.
+            device: Where they are.
+            neighbours: Whether rotated partners are made neighbours.
 
         Raises:
             ModelBroken: Naming the file or tensor.
         """
         self._spec = spec
+        self._dtype, self._device, self._neighbours = dtype, device, neighbours
         self._entries = check_weights(folder, spec)
         self._maps: dict[Path, mmap.mmap] = {}
 
@@ -141,7 +157,7 @@ class WeightFiles:
 
         def qkv(kind: str) -> Tensor:
             q, k, v = (self._load(f"{attention}.{name}_proj.{kind}") for name in "qkv")
-            return torch.cat([_pair(q, spec), _pair(k, spec), v])
+            return torch.cat([self._ordered(q), self._ordered(k), v])
 
         def gate_up(kind: str) -> Tensor:
             return torch.cat([self._load(f"{mlp}.{name}_proj.{kind}") for name in ("gate", "up")])
@@ -150,8 +166,12 @@ class WeightFiles:
             input_norm=self._load(f"{layer}.input_layernorm.weight"),
             qkv=qkv("weight"),
             qkv_bias=qkv("bias") if spec.qkv_bias else None,
-            q_norm=_pair(self._load(f"{attention}.q_norm.weight"), spec) if spec.qk_norm else None,
-            k_norm=_pair(self._load(f"{attention}.k_norm.weight"), spec) if spec.qk_norm else None,
+            q_norm=self._ordered(self._load(f"{attention}.q_norm.weight"))
+            if spec.qk_norm
+            else None,
+            k_norm=self._ordered(self._load(f"{attention}.k_norm.weight"))
+            if spec.qk_norm
+            else None,
             o=self._load(f"{attention}.o_proj.weight"),
             o_bias=self._load(f"{attention}.o_proj.bias") if spec.o_bias else None,
             post_norm=self._load(f"{layer}.post_attention_layernorm.weight"),
@@ -160,6 +180,9 @@ class WeightFiles:
             down=self._load(f"{mlp}.down_proj.weight"),
             down_bias=self._load(f"{mlp}.down_proj.bias") if spec.mlp_bias else None,
         )
+
+    def _ordered(self, tensor: Tensor) -> Tensor:
+        return _pair(tensor, self._spec) if self._neighbours else tensor
 
     def _load(self, name: str) -> Tensor:
         entry = self._entries[name]
@@ -174,7 +197,7 @@ class WeightFiles:
             count=entry.nbytes // dtype.itemsize,
             offset=entry.offset,
         )
-        return flat.reshape(entry.shape).to(torch.float32, copy=True)
+        return flat.reshape(entry.shape).to(self._device, self._dtype, copy=True)
 
 
 def _pair(tensor: Tensor, spec: ModelSpec) -> Tensor:

@@ -61,6 +61,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "llama-yarn": ("Llama", {"rope_parameters": _YARN}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "mistral-head-dim": ("Mistral", {"sliding_window": 7, "head_dim": 16}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": (
         "Qwen2",
@@ -149,6 +150,12 @@ class Driver:
         self.next_step += 1
         plan = StepPlan(self.next_step, starts=tuple(starts), steps=tuple(steps), **rest)
         return self.runner.execute(plan)
+
+
+def tokens(count: int, seed: int = 1) -> list[int]:
+    """Random ids, none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB, (count,), generator=generator).tolist()
 
 
 def start(

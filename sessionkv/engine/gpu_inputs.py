@@ -1,0 +1,187 @@
+"""From the steps of a plan to the tensors that the decoder and the sampler read.
+
+Rows of a batch are ordered: sequences that compute one token, then those that compute more. All
+tensors are parts of buffers at fixed addresses, so that what was captured in a graph reads the
+values of the step at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sessionkv.engine.gpu_rows import SequenceRows
+from sessionkv.engine.step_buffers import IntArray, StepBuffers
+from sessionkv.kernels.sampling import SamplingRows
+from sessionkv.model.gpu_decoder import DecodeRows, GpuBatch, PrefillRows
+from sessionkv.types import SequenceStep
+
+_PER_TOKEN = ("token_ids", "positions", "slots")
+_PER_SAMPLE = {
+    "temperature": "float32",
+    "top_k": "int32",
+    "top_p": "float32",
+    "min_p": "float32",
+    "seed": "int64",
+    "index": "int64",
+}
+
+
+class StepInputs:
+    """The step loop's thread only.
+
+    Attributes:
+        rows: State of the running sequences.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        max_model_len: int,
+        max_step_tokens: int,
+        max_running: int,
+        device: torch.device,
+    ) -> None:
+        """Allocate; see :class:`~sessionkv.engine.gpu_runner.GpuRunner` for the limits."""
+        max_blocks = -(-max_model_len // block_size)
+        self.rows = SequenceRows(max_running, max_blocks)
+        self._block_size, self._max_model_len = block_size, max_model_len
+        # Small steps should not upload what only large ones use.
+        self._one_each, self._many = (
+            StepBuffers({name: ("int64", (count,)) for name in _PER_TOKEN}, device)
+            for count in (max_running, max_step_tokens)
+        )
+        arrays = {name: (dtype, (max_running,)) for name, dtype in _PER_SAMPLE.items()}
+        arrays["sampled"] = ("int64", (max_running,))
+        arrays["seq_lens"] = ("int32", (max_running,))
+        arrays["query_starts"] = ("int32", (max_running + 1,))
+        self._per_sequence = StepBuffers(arrays, device)
+        # Uploaded without gaps, then spread to where rows have their fixed places.
+        self._packed = StepBuffers({"tables": ("int32", (max_running * max_blocks,))}, device)
+        self._tables = torch.zeros((max_running, max_blocks), dtype=torch.int32, device=device)
+
+    # -- one token a sequence ---------------------------------------------------------------------
+
+    def fill_decodes(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
+        """Upload steps of one token each, with padding rows up to ``num_rows``."""
+        rows = self._grow_tables(steps)
+        count = len(rows)
+        self._put_decodes(self._one_each.host, steps, rows)
+        self._one_each.host["slots"][count:num_rows] = -1
+        self._per_sequence.host["seq_lens"][count:num_rows] = 0
+        self._put_sampling(rows)
+        self._put_tables(rows, steps)
+        self._one_each.upload()
+        self._per_sequence.upload()
+
+    def decodes(self, num_rows: int) -> GpuBatch:
+        """What :meth:`fill_decodes` uploads for so many rows."""
+        per_token = self._one_each.device
+        lens = self._per_sequence.device["seq_lens"][:num_rows]
+        tables = self._tables[:num_rows]
+        return GpuBatch(
+            *(per_token[name][:num_rows] for name in _PER_TOKEN),
+            decode=DecodeRows(tables, lens, self._max_model_len),
+            prefill=None,
+        )
+
+    def sampling(self, num_rows: int) -> SamplingRows:
+        """How the rows sample that were last uploaded, in their order."""
+        per_row = self._per_sequence.device
+        return SamplingRows(**{name: per_row[name][:num_rows] for name in _PER_SAMPLE})
+
+    # -- any number of tokens a sequence ----------------------------------------------------------
+
+    def fill_mixed(
+        self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep]
+    ) -> GpuBatch:
+        """Upload steps of one token, then of several."""
+        steps = [*decodes, *prefills]
+        rows = self._grow_tables(steps)
+        num_decodes, host = len(decodes), self._many.host
+        self._put_decodes(host, decodes, rows[:num_decodes])
+        per_sequence = self._per_sequence.host
+        end, last_rows = num_decodes, list(range(num_decodes))
+        for number, step in enumerate(prefills):
+            part = slice(end, end + len(step.token_ids))
+            positions = np.arange(step.start, step.start + len(step.token_ids))
+            host["token_ids"][part] = step.token_ids
+            host["positions"][part] = positions
+            host["slots"][part] = self._slots(rows[num_decodes + number], positions)
+            per_sequence["query_starts"][number] = end - num_decodes
+            per_sequence["seq_lens"][num_decodes + number] = positions[-1] + 1
+            end = part.stop
+            last_rows.append(end - 1)
+        per_sequence["query_starts"][len(prefills)] = end - num_decodes
+        samples = [index for index, step in enumerate(steps) if step.sample]
+        per_sequence["sampled"][: len(samples)] = [last_rows[index] for index in samples]
+        self._put_sampling(rows[samples])
+        self._put_tables(rows, steps)
+        self._many.upload()
+        self._per_sequence.upload()
+        return self._mixed(decodes, prefills, end)
+
+    def sampled(self, num_rows: int) -> torch.Tensor:
+        """Rows of the mixed batch that sample, ``[num_rows]`` int64."""
+        return self._per_sequence.device["sampled"][:num_rows]
+
+    def _mixed(
+        self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep], num_tokens: int
+    ) -> GpuBatch:
+        split, end = len(decodes), len(decodes) + len(prefills)
+        tables, lens = self._tables, self._per_sequence.device["seq_lens"]
+        decode = None
+        if decodes:
+            longest = max(step.start for step in decodes) + 1
+            decode = DecodeRows(tables[:split], lens[:split], longest)
+        starts = self._per_sequence.device["query_starts"][: len(prefills) + 1]
+        prefill = PrefillRows(
+            tables[split:end],
+            starts,
+            lens[split:end],
+            max_query_len=max(len(step.token_ids) for step in prefills),
+            max_seq_len=max(step.start + len(step.token_ids) for step in prefills),
+        )
+        per_token = (self._many.device[name][:num_tokens] for name in _PER_TOKEN)
+        return GpuBatch(*per_token, decode=decode, prefill=prefill)
+
+    # -- both -------------------------------------------------------------------------------------
+
+    def _grow_tables(self, steps: Sequence[SequenceStep]) -> IntArray:
+        """Rows of the steps' sequences, whose tables got their new blocks."""
+        rows = [self.rows.row(step.seq_id) for step in steps]
+        for row, step in zip(rows, steps, strict=True):
+            self.rows.append(row, step.new_block_ids)
+        return np.array(rows, np.int64)
+
+    def _put_decodes(
+        self, host: dict[str, IntArray], steps: Sequence[SequenceStep], rows: IntArray
+    ) -> None:
+        count = len(steps)
+        positions = np.array([step.start for step in steps], np.int64)
+        host["token_ids"][:count] = [step.token_ids[0] for step in steps]
+        host["positions"][:count] = positions
+        host["slots"][:count] = self._slots(rows, positions)
+        self._per_sequence.host["seq_lens"][:count] = positions + 1
+
+    def _slots(self, rows: IntArray | int, positions: IntArray) -> IntArray:
+        size = self._block_size
+        blocks = self.rows.tables[rows, positions // size].astype(np.int64)
+        return blocks * size + positions % size
+
+    def _put_sampling(self, rows: IntArray) -> None:
+        count, host = len(rows), self._per_sequence.host
+        for name in _PER_SAMPLE:
+            host[name][:count] = getattr(self.rows, name)[rows]
+
+    def _put_tables(self, rows: IntArray, steps: Sequence[SequenceStep]) -> None:
+        """Upload the tables as far as any of the steps reads them."""
+        end = max(step.start + len(step.token_ids) for step in steps)
+        width, count = -(-end // self._block_size), len(rows)
+        packed = self._packed.host["tables"][: count * width].reshape(count, width)
+        np.take(self.rows.tables[:, :width], rows, axis=0, out=packed)
+        uploaded = self._packed.upload_start("tables", count * width)
+        self._tables[:count, :width] = uploaded.view(count, width)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sessionkv.engine.gpu_runner import GpuRunner
+from sessionkv.engine.model_runner import ModelRunner
+from sessionkv.errors import SessionKVError
+from sessionkv.model.gpu_decoder import GpuDecoder
+from sessionkv.model.prepare import PreparedModel
+from sessionkv.model.weights import WeightFiles
+from sessionkv.types import BlockCopy, SamplingParams, StepOutput
+from tests.builders.tiny_models import Driver, make_runner, prepare_tiny, start, step, tokens
+
+B = 8
+BLOCKS = 32
+
+
+def gpu_runner(prepared: PreparedModel, device: torch.device) -> GpuRunner:
+    """In fp32, so that it can be compared with the CPU's."""
+    spec = prepared.spec
+    weights = WeightFiles(prepared.folder, spec, device=device, neighbours=False)
+    runner = GpuRunner(
+        GpuDecoder(spec, weights, max_model_len=256),
+        fingerprint="f",
+        geometry=spec.kv_geometry(B),
+        num_blocks=BLOCKS,
+        max_model_len=256,
+        max_step_tokens=64,
+        max_running=4,
+        device=device,
+    )
+    runner.warm_up(lambda done, total: None)
+    return runner
+
+
+@pytest.fixture(scope="module", params=["llama-head-dim", "qwen3", "mistral-head-dim"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    return prepare_tiny(request.param, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    return prepare_tiny("qwen3", tmp_path_factory.mktemp("qwen"))
+
+
+def conversation(runner: GpuRunner | ModelRunner, **changes: object) -> list[StepOutput]:
+    """Two sequences of which one reads the other's blocks, a copied tail, every kind of step."""
+    params = SamplingParams(**({"temperature": 0.0} | changes))
+    shared, ends = tokens(16, 5), [tokens(3, 6), tokens(2, 7)]
+    run = Driver(runner).run
+    first = run(
+        starts=[
+            start(1, shared + ends[0], sampling=params),
+            start(2, shared + ends[1], [10, 11], cached=16, sampling=params),
+        ],
+        steps=[
+            step(1, 0, shared + ends[0], [10, 11, 12], sample=True),
+            step(2, 16, ends[1], [13], sample=True),
+        ],
+    )
+    second = run(
+        starts=[start(3, shared[:12] + ends[0], [10, 21], cached=12, sampling=params)],
+        steps=[
+            step(1, 19, [first.sampled[1].token_id], sample=True),
+            step(2, 18, [first.sampled[2].token_id], sample=True),
+            step(3, 12, ends[0], [], sample=True),
+        ],
+        copies=(BlockCopy(src=11, dst=21, num_tokens=4),),
+    )
+    third = run(
+        steps=[
+            step(1, 20, [second.sampled[1].token_id], sample=True),
+            step(2, 19, [second.sampled[2].token_id], sample=True),
+            step(3, 15, [second.sampled[3].token_id], sample=True),
+        ],
+    )
+    last = [third.sampled[3].token_id]
+    return [first, second, third, run(steps=[step(3, 16, last, [22], sample=True)], ends=(1, 2))]
+
+
+def ids(outputs: list[StepOutput]) -> list[dict[int, int]]:
+    return [{i: token.token_id for i, token in o.sampled.items()} for o in outputs]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 1.5, "seed": 2**64 - 3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "logit_bias": {9: 4.0}},
+    ],
+    ids=["greedy", "drawn", "penalties"],
+)
+def test_tokens_equal_the_cpus(
+    tiny: PreparedModel, device: torch.device, sampling: dict[str, object]
+) -> None:
+    found = conversation(gpu_runner(tiny, device), **sampling)
+    assert ids(found) == ids(conversation(make_runner(tiny, block_size=B), **sampling))
+
+
+def test_a_bad_number_fails_only_its_own_sequence(
+    qwen: PreparedModel, device: torch.device
+) -> None:
+    runner = gpu_runner(qwen, device)
+    bad, good = tokens(20, 1), tokens(9, 2)
+    steps = [step(1, 0, bad, [1, 2, 3]), step(2, 0, good, [4, 5], sample=True)]
+    expected = Driver(runner).run(starts=[start(1, bad), start(2, good)], steps=steps)
+    Driver(runner).run(ends=(1, 2))
+    memory = bytearray(b"\xff" * runner.geometry.block_bytes)  # not a number, in any dtype
+    runner.memory.copy_in([(6, memoryview(memory))], runner.memory.fence()).wait()
+    output = Driver(runner).run(
+        starts=[start(1, bad, [6], cached=8), start(2, good)],
+        steps=[step(1, 8, bad[8:], [2, 3]), step(2, 0, good, [4, 5], sample=True)],
+    )
+    assert set(output.failed) == {1}
+    assert output.sampled == expected.sampled
+    # Also in a step of one token each, which is another way.
+    output = Driver(runner).run(
+        starts=[start(3, bad[:9], [6], cached=8)],
+        steps=[
+            step(2, 9, [output.sampled[2].token_id], sample=True),
+            step(3, 8, bad[8:9], [7], sample=True),
+        ],
+    )
+    assert set(output.failed) == {3}
+    assert set(output.sampled) == {2}
+
+
+def test_log_probabilities_equal_the_cpus(qwen: PreparedModel, device: torch.device) -> None:
+    runners = gpu_runner(qwen, device), make_runner(qwen, block_size=B)
+    ours, cpus = (conversation(runner, logprobs=3)[1].sampled for runner in runners)
+    for seq_id, token in cpus.items():
+        assert [x.token_id for x in ours[seq_id].logprobs] == [x.token_id for x in token.logprobs]
+        for got, wanted in zip(ours[seq_id].logprobs, token.logprobs, strict=True):
+            assert got.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+
+
+def test_rows_are_used_again_and_run_out(qwen: PreparedModel, device: torch.device) -> None:
+    runner, prompt = gpu_runner(qwen, device), tokens(5)
+    run = Driver(runner).run
+    first = run(starts=[start(1, prompt)], steps=[step(1, 0, prompt, [1], sample=True)])
+    run(starts=[start(i, prompt) for i in (2, 3, 4)])
+    with pytest.raises(SessionKVError, match="no row"):
+        run(starts=[start(5, prompt)])
+    with pytest.raises(SessionKVError, match="sequence 4"):
+        run(starts=[start(4, prompt)], ends=(3,))
+    again = run(
+        starts=[start(6, prompt)], steps=[step(6, 0, prompt, [9], sample=True)], ends=(1, 99)
+    )
+    assert again.sampled[6] == first.sampled[1]
+
+
+def test_blocks_moved_as_bytes_continue_the_same(qwen: PreparedModel, device: torch.device) -> None:
+    runner, prompt = gpu_runner(qwen, device), tokens(20, 3)
+    run = Driver(runner).run
+    expected = run(starts=[start(1, prompt)], steps=[step(1, 0, prompt, [1, 2, 3], sample=True)])
+    extents = [memoryview(bytearray(runner.geometry.block_bytes)) for _ in range(2)]
+    fence = runner.memory.fence()
+    assert all(runner.memory.copy_out(list(zip((1, 2), extents, strict=True)), fence).wait())
+    fresh = gpu_runner(qwen, device)
+    copies = list(zip((30, 4), extents, strict=True))
+    assert all(fresh.memory.copy_in(copies, fresh.memory.fence()).wait())
+    output = Driver(fresh).run(
+        starts=[start(1, prompt, [30, 4], cached=16)],
+        steps=[step(1, 16, prompt[16:], [9], sample=True)],
+    )
+    assert output.sampled == expected.sampled
