@@ -36,6 +36,7 @@ __all__ = [
     "Committed",
     "DiskEvicted",
     "LookedUp",
+    "Results",
     "StoreAnswer",
     "StoreWorker",
 ]

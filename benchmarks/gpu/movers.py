@@ -25,7 +25,7 @@ from benchmarks.store.shapes import GEOMETRIES, Load, chain, forget_pages
 from sessionkv.cache.fetching import MOVES_PER_FETCH
 from sessionkv.cache.spilling import MOVES_PER_TRANSFER
 from sessionkv.engine.device_memory import reserve
-from sessionkv.engine.gpu_copier import GpuCopier
+from sessionkv.engine.gpu.copier import GpuCopier
 from sessionkv.engine.movers import HostArena, Mover
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory

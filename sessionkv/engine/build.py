@@ -223,7 +223,7 @@ def _load_runner(
         )
         return _Loaded(text_dir, memory, checksum)
     # Loaded only here: an engine without a model must not need its libraries.
-    from sessionkv.engine.devices import pick_device
+    from sessionkv.engine.gpu.devices import pick_device
     from sessionkv.engine.model_runner import ModelRunner
     from sessionkv.model.prepare import prepare_model
 
@@ -235,7 +235,7 @@ def _load_runner(
     )
     device = pick_device(config.device)
     if device.type == "cuda":
-        from sessionkv.engine.gpu_build import load_gpu_runner
+        from sessionkv.engine.gpu.build import load_gpu_runner
 
         memory, gpu_runner = load_gpu_runner(
             config,

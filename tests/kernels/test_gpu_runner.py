@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sessionkv.engine.gpu_runner import GpuRunner
+from sessionkv.engine.gpu.runner import GpuRunner
 from sessionkv.engine.model_runner import ModelRunner
 from sessionkv.errors import SessionKVError
 from sessionkv.model.gpu_decoder import GpuDecoder

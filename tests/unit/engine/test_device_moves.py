@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sessionkv.engine.device_memory import DeviceMemory
-from sessionkv.engine.gpu_copier import GpuCopier
+from sessionkv.engine.gpu.copier import GpuCopier
 from sessionkv.store.worker import DiskEvicted
 from sessionkv.types import BlockRecord, MoveOutcome, Tier, TransferResult
 from tests.builders.deferred_device import DeferredDevice

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sessionkv.engine.device_memory import Copy, copy_bytes, reserve
-from sessionkv.engine.gpu_copier import GpuCopier
+from sessionkv.engine.gpu.copier import GpuCopier
 
 NUM_BLOCKS = 6
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)

@@ -28,16 +28,17 @@ class StepResults:
     ) -> None:
         """Allocate for steps of at most so many sequences and tokens."""
         self.logits = torch.zeros((max_running, vocab_size), dtype=dtype, device=device)
-        self._is_cuda = device.type == "cuda"
         ends = 8 * max_running, 9 * max_running, 9 * max_running + max_step_tokens
         self._device = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
-        self._host = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=self._is_cuda)
+        self._host = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
         (self._ids, self._bad, self._unusable), (ids, bad, unusable) = (
             (memory[: ends[0]].view(torch.int64), memory[ends[0] : ends[1]], memory[ends[1] :])
             for memory in (self._device, self._host)
         )
         self._host_parts = ids, bad, unusable
-        self._done = torch.cuda.Event() if self._is_cuda else None
+        self._done: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def put_unusable(self, hidden: Tensor) -> None:
         """Note which rows of hidden states hold something that is not a finite number."""

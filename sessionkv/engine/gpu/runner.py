@@ -3,7 +3,7 @@
 Owns the pool of blocks, the decoder and a row of state for each running sequence. A step in which
 every sequence computes one token is replayed from a CUDA graph of its size; any other runs the same
 code eagerly. Used by the step loop's thread; movers copy extents on streams of their own, under
-leases that keep plans away and behind fences (:mod:`sessionkv.engine.gpu_copier`).
+leases that keep plans away and behind fences (:mod:`sessionkv.engine.gpu.copier`).
 
 Also runs with everything on the CPU under Triton's interpreter, which is how it is tested where
 there is no GPU.
@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sessionkv.engine.gpu_copier import GpuCopier
-from sessionkv.engine.gpu_inputs import StepInputs
-from sessionkv.engine.step_graphs import StepGraphs
-from sessionkv.engine.step_results import StepResults
+from sessionkv.engine.gpu.copier import GpuCopier
+from sessionkv.engine.gpu.graphs import StepGraphs
+from sessionkv.engine.gpu.inputs import StepInputs
+from sessionkv.engine.gpu.results import StepResults
 from sessionkv.kernels.block_copies import copy_block_slots
 from sessionkv.kernels.sampling import sample_tokens
 from sessionkv.model.gpu_decoder import GpuDecoder

@@ -7,13 +7,14 @@ values of the step at hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from sessionkv.engine.gpu_rows import SequenceRows
-from sessionkv.engine.step_buffers import IntArray, StepBuffers
+from sessionkv.engine.gpu.buffers import IntArray, StepBuffers
+from sessionkv.engine.gpu.rows import SequenceRows
 from sessionkv.kernels.sampling import SamplingRows
 from sessionkv.model.gpu_decoder import DecodeRows, GpuBatch, PrefillRows
 from sessionkv.types import SequenceStep
@@ -45,7 +46,7 @@ class StepInputs:
         max_running: int,
         device: torch.device,
     ) -> None:
-        """Allocate; see :class:`~sessionkv.engine.gpu_runner.GpuRunner` for the limits."""
+        """Allocate; see :class:`~sessionkv.engine.gpu.runner.GpuRunner` for the limits."""
         max_blocks = -(-max_model_len // block_size)
         self.rows = SequenceRows(max_running, max_blocks)
         self._block_size, self._max_model_len = block_size, max_model_len
@@ -82,11 +83,8 @@ class StepInputs:
         per_token = self._one_each.device
         lens = self._per_sequence.device["seq_lens"][:num_rows]
         tables = self._tables[:num_rows]
-        return GpuBatch(
-            *(per_token[name][:num_rows] for name in _PER_TOKEN),
-            decode=DecodeRows(tables, lens, self._max_model_len),
-            prefill=None,
-        )
+        decode = DecodeRows(tables, lens, self._max_model_len)
+        return _batch(per_token, num_rows, decode, None)
 
     def sampling(self, num_rows: int) -> SamplingRows:
         """How the rows sample that were last uploaded, in their order."""
@@ -124,7 +122,7 @@ class StepInputs:
         self._per_sequence.upload()
         return self._mixed(decodes, prefills, end)
 
-    def sampled(self, num_rows: int) -> torch.Tensor:
+    def sampled(self, num_rows: int) -> Tensor:
         """Rows of the mixed batch that sample, ``[num_rows]`` int64."""
         return self._per_sequence.device["sampled"][:num_rows]
 
@@ -145,8 +143,7 @@ class StepInputs:
             max_query_len=max(len(step.token_ids) for step in prefills),
             max_seq_len=max(step.start + len(step.token_ids) for step in prefills),
         )
-        per_token = (self._many.device[name][:num_tokens] for name in _PER_TOKEN)
-        return GpuBatch(*per_token, decode=decode, prefill=prefill)
+        return _batch(self._many.device, num_tokens, decode, prefill)
 
     # -- both -------------------------------------------------------------------------------------
 
@@ -169,8 +166,10 @@ class StepInputs:
 
     def _slots(self, rows: IntArray | int, positions: IntArray) -> IntArray:
         size = self._block_size
-        blocks = self.rows.tables[rows, positions // size].astype(np.int64)
-        return blocks * size + positions % size
+        slots: IntArray = self.rows.tables[rows, positions // size].astype(np.int64)
+        slots *= size
+        slots += positions % size
+        return slots
 
     def _put_sampling(self, rows: IntArray) -> None:
         count, host = len(rows), self._per_sequence.host
@@ -185,3 +184,13 @@ class StepInputs:
         np.take(self.rows.tables[:, :width], rows, axis=0, out=packed)
         uploaded = self._packed.upload_start("tables", count * width)
         self._tables[:count, :width] = uploaded.view(count, width)
+
+
+def _batch(
+    per_token: Mapping[str, Tensor],
+    num_tokens: int,
+    decode: DecodeRows | None,
+    prefill: PrefillRows | None,
+) -> GpuBatch:
+    token_ids, positions, slots = (per_token[name][:num_tokens] for name in _PER_TOKEN)
+    return GpuBatch(token_ids, positions, slots, decode, prefill)

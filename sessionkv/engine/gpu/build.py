@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from sessionkv.config import EngineConfig
-from sessionkv.engine.gpu_runner import GpuRunner
+from sessionkv.engine.gpu.runner import GpuRunner
 from sessionkv.engine.model_runner import kv_fingerprint
 from sessionkv.engine.sizing import GPU_STEP_TOKENS, MachineMemory, MemoryPlan, plan_memory
 from sessionkv.errors import ConfigError
