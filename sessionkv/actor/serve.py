@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -46,6 +47,7 @@ def run_serve(
         SessionKVError: What kept the engine from starting.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _set_thread_environment(config)
     starting = _Starting()
     handlers = _on_signals(starting.interrupt)
     try:
@@ -74,6 +76,16 @@ def run_serve(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _set_thread_environment(config: EngineConfig) -> None:
+    """Before the libraries that compute are loaded, which look at it once.
+
+    Threads of torch that wait asleep leave the cores to those of other libraries.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if config.threads is not None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(config.threads))
 
 
 class _Interrupted(BaseException):
