@@ -17,7 +17,7 @@ from sessionkv.engine.messages import DrainReport
 from sessionkv.ipc.endpoint import default_endpoint
 from sessionkv.ipc.server import RouterServer
 
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 """Front and core share an interpreter: neither may wait the default 5 ms for the other."""
 
 
@@ -46,7 +46,7 @@ def run_serve(
         EngineRunning: Somebody serves the endpoint already.
         SessionKVError: What kept the engine from starting.
     """
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _set_thread_environment(config)
     starting = _Starting()
     handlers = _on_signals(starting.interrupt)
