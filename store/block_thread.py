@@ -47,10 +47,11 @@ MAX_LOOKUPS = 4096
 MAX_TRANSFERS = 4096
 # One wait for the disk and one index transaction for so many bytes.
 _WRITE_PIECE_BYTES = 64 * 1024**2
-# Large enough to be worth handing over, small enough that all readers share a restore.
-_READ_PIECE_BYTES = 4 * 1024**2
-# More than cores on a small machine, for they mostly wait for the disk.
-_READERS = max(4, min(8, (os.cpu_count() or 1) // 2))
+# As large as a system reads ahead, since disks want large reads, and small enough that all readers
+# share a restore.
+_READ_PIECE_BYTES = 8 * 1024**2
+# Two keep a disk busy: one verifies while the other reads. More pay where pages are in memory.
+_READERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 _READ_PIECES = 2 * _READERS
 
 

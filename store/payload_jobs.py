@@ -46,20 +46,60 @@ class ReadJob:
     outcomes: list[MoveOutcome] = field(default_factory=list)
 
     def run(self) -> None:
-        """Read each block straight into its view and verify it there. Raises nothing."""
-        header = bytearray(HEADER_BYTES)
-        for block, view in zip(self.blocks, self.views, strict=True):
-            self.files.gates.pass_through("before_read")
+        """Read blocks straight into their views and verify them there. Raises nothing.
+
+        Blocks in slots that follow each other are read together: disks and the system's reading
+        ahead are several times faster with a few large reads than with many of a block.
+        """
+        self.outcomes = [MoveOutcome.IO_ERROR] * len(self.blocks)
+        for indices in self._runs():
+            headers = [bytearray(HEADER_BYTES) for _ in indices]
+            if self._fill(indices, headers):
+                for index, header in zip(indices, headers, strict=True):
+                    self.outcomes[index] = self._verified(index, header)
+            elif len(indices) > 1:
+                for index in indices:  # to tell the bad ones from the others
+                    if self._fill((index,), headers):
+                        self.outcomes[index] = self._verified(index, headers[0])
+
+    def _runs(self) -> list[list[int]]:
+        """Blocks to read together, as indices."""
+        runs: list[list[int]] = []
+        for index, block in enumerate(self.blocks):
             try:
-                self.outcomes.append(self._read(block, header, view))
+                self.files.gates.pass_through("before_read")
             except OSError as error:
                 _log.warning("reading block %s failed: %s", block.record.key.hex(), error)
-                self.outcomes.append(MoveOutcome.IO_ERROR)
+                continue
+            last = self.blocks[runs[-1][-1]].slot if runs else None
+            if last is not None and self.files.segments.adjoin(last, block.slot):
+                runs[-1].append(index)
+            else:
+                runs.append([index])
+        return runs
 
-    def _read(self, block: DiskBlock, header: bytearray, view: memoryview) -> MoveOutcome:
-        if not self.files.segments.read(block.slot, (header, view)):
-            return MoveOutcome.MISSING
-        expected = self.files.layout.header(block.record, view)
+    def _fill(self, indices: Sequence[int], headers: Sequence[bytearray]) -> bool:
+        """Read the slots of a run into headers and views; False where that did not work."""
+        padding = bytearray(self.files.layout.padding_bytes)
+        buffers: list[bytearray | memoryview] = []
+        for index, header in zip(indices, headers, strict=False):
+            buffers += (
+                (header, self.views[index], padding) if padding else (header, self.views[index])
+            )
+        first = self.blocks[indices[0]]
+        try:
+            if self.files.segments.read(first.slot, buffers):
+                return True
+        except OSError as error:
+            _log.warning("reading block %s failed: %s", first.record.key.hex(), error)
+            return False
+        if len(indices) == 1:
+            self.outcomes[indices[0]] = MoveOutcome.MISSING
+        return False
+
+    def _verified(self, index: int, header: bytearray) -> MoveOutcome:
+        block = self.blocks[index]
+        expected = self.files.layout.header(block.record, self.views[index])
         if header[: len(expected)] == expected:
             return MoveOutcome.OK
         is_other = names_another(header, block.record.key)

@@ -37,6 +37,7 @@ class RecordLayout:
     Attributes:
         payload_bytes: Bytes of a block.
         slot_bytes: Bytes from one slot to the next.
+        padding_bytes: Of these, after the payload.
     """
 
     def __init__(self, identity: bytes, geometry: KVGeometry) -> None:
@@ -44,6 +45,7 @@ class RecordLayout:
         self.payload_bytes = geometry.block_bytes
         padded = -(-geometry.block_bytes // PAGE_BYTES) * PAGE_BYTES
         self.slot_bytes = HEADER_BYTES + padded
+        self.padding_bytes = padded - geometry.block_bytes
         self._identity = identity
         self._shape = _SHAPE.pack(
             geometry.dtype.encode("ascii")[:16],

@@ -24,6 +24,7 @@ from sessionkv.store.directory import sync_folder
 # Large, so that a store has few files; they are sparse, so their size costs nothing.
 SEGMENT_BYTES = 2**33
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
+_MAX_BUFFERS = 1024  # of one preadv(2)
 _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE of sync_file_range(2)
 
 
@@ -136,12 +137,16 @@ class SegmentFiles:
             return False
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
-            done = os.preadv(fd, left, offset)
+            done = os.preadv(fd, left[:_MAX_BUFFERS], offset)
             if done == 0:
                 return False
             offset += done
             left = _rest(left, done)
         return True
+
+    def adjoin(self, slot: int, other: int) -> bool:
+        """Whether ``other`` begins where ``slot`` ends, in the same file."""
+        return other == slot + 1 and other % self.slots_per_segment != 0
 
     def sync(self) -> None:
         """Make the writes that have returned durable."""

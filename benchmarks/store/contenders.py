@@ -24,7 +24,7 @@ from sessionkv.store.journal import Journal
 from sessionkv.store.worker import LookedUp, StoreAnswer, StoreWorker
 from sessionkv.types import BlockMove, DiskBlock, MoveOutcome, Tier, Transfer, TransferResult
 
-_TRANSFER_BLOCKS = 64
+TRANSFER_BLOCKS = 64
 _TRANSFERS = 3  # under way at once
 _CHUNK_BYTES = 8 * 1024**2
 
@@ -37,7 +37,7 @@ class Contender(Protocol):
         ...
 
     def delete(self, numbers: Sequence[int]) -> None:
-        """Forget blocks."""
+        """Forget blocks, those of a history from its end on."""
         ...
 
     def read(self) -> None:
@@ -57,7 +57,7 @@ class RawFile:
         path.mkdir(exist_ok=True)
         self._fd = os.open(path / "raw", os.O_RDWR | os.O_CREAT)
         self._blocks = max(1, _CHUNK_BYTES // load.geometry.block_bytes)
-        self._into = arena(_TRANSFERS * _TRANSFER_BLOCKS, load.geometry.block_bytes)
+        self._into = arena(_TRANSFERS * TRANSFER_BLOCKS, load.geometry.block_bytes)
 
     def write(self, numbers: Sequence[int]) -> None:
         size = self._load.geometry.block_bytes
@@ -69,7 +69,7 @@ class RawFile:
         os.fsync(self._fd)
 
     def delete(self, numbers: Sequence[int]) -> None:
-        raise NotImplementedError("a plain file has no blocks to forget")
+        """Nothing: writing again writes over."""
 
     def read(self) -> None:
         size, total = self._load.geometry.block_bytes, len(self._load.records)
@@ -89,12 +89,12 @@ class Values:
         path.mkdir(exist_ok=True)
         self._load = load
         self._env = lmdb.open(str(path / "lmdb"), map_size=2**34, sync=sync, metasync=sync)
-        self._into = arena(_TRANSFERS * _TRANSFER_BLOCKS, load.geometry.block_bytes)
+        self._into = arena(_TRANSFERS * TRANSFER_BLOCKS, load.geometry.block_bytes)
 
     def write(self, numbers: Sequence[int]) -> None:
-        for start in range(0, len(numbers), _TRANSFER_BLOCKS):
+        for start in range(0, len(numbers), TRANSFER_BLOCKS):
             with self._env.begin(write=True) as txn:
-                for number in numbers[start : start + _TRANSFER_BLOCKS]:
+                for number in numbers[start : start + TRANSFER_BLOCKS]:
                     payload = self._load.payload(number)
                     digest = xxhash.xxh3_128_digest(payload)
                     txn.put(self._load.records[number].key, b"".join((digest, payload)))
@@ -136,13 +136,13 @@ class Segments:
         self._directory = StoreDirectory.open(path)
         blocks = BlockStore(self._directory, bytes(32), load.geometry, cap_bytes=cap_bytes)
         self._worker = StoreWorker(Journal(self._directory), blocks, self._answers)
-        self._into = into or arena(_TRANSFERS * _TRANSFER_BLOCKS, load.geometry.block_bytes)
+        self._into = into or arena(_TRANSFERS * TRANSFER_BLOCKS, load.geometry.block_bytes)
         self._numbers = count()
 
     def write(self, numbers: Sequence[int]) -> None:
         load, sent, last = self._load, 0, 0
-        for start in range(0, len(numbers), _TRANSFER_BLOCKS):
-            part = numbers[start : start + _TRANSFER_BLOCKS]
+        for start in range(0, len(numbers), TRANSFER_BLOCKS):
+            part = numbers[start : start + TRANSFER_BLOCKS]
             moves = tuple(BlockMove(load.records[number], number, -1) for number in part)
             views = [load.payload(number) for number in part]
             last = next(self._numbers)
@@ -156,7 +156,7 @@ class Segments:
 
     def read(self) -> None:
         """As many restores as the memory has room for at once, one after the other."""
-        total, size = len(self._load.records), _TRANSFER_BLOCKS
+        total, size = len(self._load.records), TRANSFER_BLOCKS
         under_way: deque[int] = deque()
         for number, start in enumerate(range(0, total, size)):
             if len(under_way) == _TRANSFERS:

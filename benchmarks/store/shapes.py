@@ -54,15 +54,24 @@ def chain(count: int, root: BlockHash = ROOT) -> Iterator[BlockRecord]:
         parent = key
 
 
-def load(size_kib: int, total_bytes: int) -> Load:
-    """A chain of about ``total_bytes``, in memory that is aligned to pages as a host arena is."""
+def load(size_kib: int, total_bytes: int, *, chain_blocks: int | None = None) -> Load:
+    """About ``total_bytes``, in memory that is aligned to pages as a host arena is.
+
+    One history, or as many as there are of ``chain_blocks``.
+    """
     geometry = GEOMETRIES[size_kib]
     count = max(8, total_bytes // geometry.block_bytes)
     distinct = min(_DISTINCT, count)
     pool = arena(distinct, geometry.block_bytes)
     for view in pool:
         view[:] = os.urandom(geometry.block_bytes)
-    return Load(geometry, tuple(chain(count)), tuple(pool))
+    size = chain_blocks or count
+    records = [
+        record
+        for start in range(0, count, size)
+        for record in chain(min(size, count - start), BlockHash(start.to_bytes(32, "big")))
+    ]
+    return Load(geometry, tuple(records), tuple(pool))
 
 
 def arena(count: int, block_bytes: int) -> list[memoryview]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from sessionkv.engine.messages import DrainReport
 from sessionkv.ipc.endpoint import default_endpoint
 from sessionkv.ipc.server import RouterServer
 
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 """Front and core share an interpreter: neither may wait the default 5 ms for the other."""
 
 
@@ -45,7 +46,8 @@ def run_serve(
         EngineRunning: Somebody serves the endpoint already.
         SessionKVError: What kept the engine from starting.
     """
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _set_thread_environment(config)
     starting = _Starting()
     handlers = _on_signals(starting.interrupt)
     try:
@@ -74,6 +76,16 @@ def run_serve(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _set_thread_environment(config: EngineConfig) -> None:
+    """Before the libraries that compute are loaded, which look at it once.
+
+    Threads of torch that wait asleep leave the cores to those of other libraries.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if config.threads is not None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(config.threads))
 
 
 class _Interrupted(BaseException):

@@ -29,7 +29,7 @@ from sessionkv.model.spec import ModelSpec
 from sessionkv.model.weights import WeightFiles
 from sessionkv.types import SampledToken, SequenceStart, SequenceStep, StepOutput, StepPlan
 
-NUMERICS = "cpu fp32 2"
+NUMERICS = "cpu fp32 3"
 """Names the arithmetic; to be changed whenever the same weights give other KV bytes."""
 
 _NOT_FINITE = "the model's output is not a finite number"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sessionkv.kernels.linear import PackedLinear, pack
+from sessionkv.kernels.linear import Linear, pack
 from sessionkv.kernels.norm import RMSNorm, rms_norm
 from sessionkv.model.attention import AttentionBatch, attend, write_mirrored
 from sessionkv.model.rope import rotate_, rotation_table
@@ -28,10 +28,10 @@ class _Layer:
         self.post_norm = rms_norm(weights.post_norm, eps)
         self.q_norm = _optional_norm(weights.q_norm, eps)
         self.k_norm = _optional_norm(weights.k_norm, eps)
-        self.qkv: PackedLinear = pack(weights.qkv, weights.qkv_bias)
-        self.o: PackedLinear = pack(weights.o, weights.o_bias)
-        self.gate_up: PackedLinear = pack(weights.gate_up, weights.gate_up_bias)
-        self.down: PackedLinear = pack(weights.down, weights.down_bias)
+        self.qkv: Linear = pack(weights.qkv, weights.qkv_bias)
+        self.o: Linear = pack(weights.o, weights.o_bias)
+        self.gate_up: Linear = pack(weights.gate_up, weights.gate_up_bias)
+        self.down: Linear = pack(weights.down, weights.down_bias)
 
 
 def _optional_norm(weight: Tensor | None, eps: float) -> RMSNorm | None:

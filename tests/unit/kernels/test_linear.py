@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 
-from sessionkv.kernels.linear import pack
+from sessionkv.kernels.linear import BlasLinear, Linear, PackedLinear, pack
 
 
+@pytest.mark.parametrize("make", [PackedLinear.make, BlasLinear.make, pack])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 17, 64, 257])
-def test_product_equals_float64(rows: int, bias: bool) -> None:
+def test_product_equals_float64(make: Callable[..., Linear], rows: int, bias: bool) -> None:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 96, generator=generator)
     weight = torch.randn(200, 96, generator=generator)
     offset = torch.randn(200, generator=generator) if bias else None
-    linear = pack(weight, offset)
+    linear = make(weight, offset)
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     torch.testing.assert_close(linear(x).double(), expected, atol=1e-4, rtol=0)
     other = torch.randn(rows, 200, generator=generator)
@@ -23,3 +27,12 @@ def test_product_equals_float64(rows: int, bias: bool) -> None:
     )
     assert torch.equal(other, before)
     assert linear.nbytes == (200 * 96 + (200 if bias else 0)) * 4
+
+
+def test_threads_that_spin_keep_numpys_blas_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert isinstance(pack(torch.ones(4, 4)), PackedLinear)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    kind = BlasLinear if "openblas" in blas else PackedLinear
+    assert isinstance(pack(torch.ones(4, 4)), kind)
