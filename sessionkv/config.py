@@ -71,7 +71,8 @@ class SchedulerConfig:
     """Batching.
 
     Attributes:
-        step_tokens: Most tokens of one step; None is the measured default (384 on CPU).
+        step_tokens: Most tokens of one step. None is the default: on a GPU 8192, or 2048 while some
+            sequence decodes and would be held up; on the CPU 512 and 256.
         max_running: Most sequences in the batch.
         max_queue: Most turns that wait to be admitted; past it ``Overloaded``.
         ageing_s: Waiting so long counts as one step of priority.

@@ -17,6 +17,7 @@ from sessionkv.cache.manager import KVCacheManager
 from sessionkv.config import SchedulerConfig
 from sessionkv.engine.checksum_runner import ChecksumRunner
 from sessionkv.engine.planner import LoadPlanner
+from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import Sequence
 from sessionkv.types import SamplingParams
@@ -37,7 +38,7 @@ def measure(num_sequences: int, context: int, steps: int) -> list[float]:
         kv,
         LoadPlanner(block_size=BLOCK_SIZE),
         config=SchedulerConfig(),
-        step_tokens=max(2048, num_sequences),
+        budget=StepBudget(alone=8192, shared=max(2048, num_sequences)),
         max_model_len=length,
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=steps + 1)

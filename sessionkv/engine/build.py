@@ -27,8 +27,9 @@ from sessionkv.engine.movers import HostArena, Mover
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.runner import Runner
+from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.scheduler import Scheduler
-from sessionkv.engine.sizing import MemoryPlan, measure, plan_memory
+from sessionkv.engine.sizing import MemoryPlan, measure, plan_memory, step_budget
 from sessionkv.engine.staging import STAGING_BYTES
 from sessionkv.errors import ConfigError, StoreUnavailable
 from sessionkv.store.block_store import BlockStore
@@ -74,6 +75,7 @@ class _Loaded:
 
     text_dir: Path
     memory: MemoryPlan
+    budget: StepBudget
     runner: Runner
 
 
@@ -174,7 +176,7 @@ def _build_parts(
         kv,
         planner,
         config=config.scheduler,
-        step_tokens=config.scheduler.step_tokens or memory.step_tokens,
+        budget=loaded.budget,
         max_model_len=runner.max_model_len,
     )
     facts = read_text_facts(loaded.text_dir)
@@ -203,7 +205,7 @@ def _load_runner(
     config: EngineConfig, store: Path, progress: ProgressSink, stack: ExitStack
 ) -> _Loaded:
     """Text folder, memory split and runner of the configured model."""
-    machine = measure(store)
+    machine, asked_tokens = measure(store), config.scheduler.step_tokens
     if config.model == CHECKSUM_MODEL:
         text_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sessionkv-text-")))
         write_byte_text(text_dir, max_model_len=CHECKSUM_MAX_LEN)
@@ -221,7 +223,7 @@ def _load_runner(
             max_model_len=memory.max_model_len,
             full_read=False,
         )
-        return _Loaded(text_dir, memory, checksum)
+        return _Loaded(text_dir, memory, step_budget(asked_tokens, on_gpu=False), checksum)
     # Loaded only here: an engine without a model must not need its libraries.
     from sessionkv.engine.gpu.devices import pick_device
     from sessionkv.engine.model_runner import ModelRunner
@@ -246,7 +248,9 @@ def _load_runner(
                 {"stage": stage, "done": done, "total": total, "unit": "steps"}
             ),
         )
-        return _Loaded(prepared.text_dir, memory, gpu_runner)
+        return _Loaded(
+            prepared.text_dir, memory, step_budget(asked_tokens, on_gpu=True), gpu_runner
+        )
     if config.dtype not in ("auto", "float32"):
         raise ConfigError("dtype", config.dtype, "auto or float32 on the CPU")
     memory = plan_memory(
@@ -266,7 +270,7 @@ def _load_runner(
         mirror_bytes=memory.mirror_bytes,
     )
     progress({"stage": "load", "done": 1, "total": 1, "unit": "steps"})
-    return _Loaded(prepared.text_dir, memory, runner)
+    return _Loaded(prepared.text_dir, memory, step_budget(asked_tokens, on_gpu=False), runner)
 
 
 def _small(cache: CacheConfig) -> CacheConfig:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sessionkv.config import GIB, CacheConfig
+from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.errors import ConfigError
 from sessionkv.types import KVGeometry
 
@@ -22,8 +23,9 @@ MAX_GPU_HOST_BYTES = 64 * GIB
 MAX_DISK_BYTES = 50 * GIB
 MIRROR_SHARE = 1 / 3
 """Part of the device's KV bytes for contiguous copies of running sequences (CPU attention)."""
-CPU_STEP_TOKENS = 384
-GPU_STEP_TOKENS = 2048
+CPU_STEP = StepBudget(alone=512, shared=256)
+GPU_STEP = StepBudget(alone=8192, shared=2048)
+"""Larger steps use the device little better, and would hold up those that decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,6 @@ class MemoryPlan:
         num_host_blocks: Blocks of the host tier; 0 is off.
         disk_bytes: Cap of the disk tier; 0 is off.
         max_model_len: Most positions of one sequence.
-        step_tokens: Default budget of a step.
         notes: What somebody should know, such as a window that had to shrink.
     """
 
@@ -58,7 +59,6 @@ class MemoryPlan:
     num_host_blocks: int
     disk_bytes: int
     max_model_len: int
-    step_tokens: int
     notes: tuple[str, ...] = ()
 
 
@@ -120,9 +120,15 @@ def plan_memory(
         num_host_blocks=host_bytes // block_bytes,
         disk_bytes=disk_bytes,
         max_model_len=max_len,
-        step_tokens=CPU_STEP_TOKENS if machine.free_gpu_bytes is None else GPU_STEP_TOKENS,
         notes=tuple(notes),
     )
+
+
+def step_budget(asked: int | None, *, on_gpu: bool) -> StepBudget:
+    """Most tokens of a step: as asked for, whoever decodes; else the device's defaults."""
+    if asked is not None:
+        return StepBudget(alone=asked, shared=asked)
+    return GPU_STEP if on_gpu else CPU_STEP
 
 
 def _device(cache: CacheConfig, block_bytes: int, machine: MachineMemory) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from sessionkv.cache.identity import KVIdentity
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.config import SchedulerConfig
 from sessionkv.engine.checksum_runner import ChecksumRunner
+from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.policy import LoadPolicy
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import Sequence as EngineSequence
@@ -117,6 +118,7 @@ class MiniEngine:
         disk: DictDisk | None = None,
         block_size: int = 4,
         step_tokens: int = 64,
+        shared_tokens: int | None = None,
         max_model_len: int = 512,
         prefix_cache: bool = True,
         policy: LoadPolicy | None = None,
@@ -142,7 +144,7 @@ class MiniEngine:
             self.kv,
             policy or LoadAll(),
             config=config or SchedulerConfig(),
-            step_tokens=step_tokens,
+            budget=StepBudget(step_tokens, shared_tokens or step_tokens),
             max_model_len=max_model_len,
         )
         self.host = [bytearray(self.runner.geometry.block_bytes) for _ in range(host_blocks)]

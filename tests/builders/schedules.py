@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sessionkv.config import SchedulerConfig
+from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.policy import Claims, LoadPolicy, Workload
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import Sequence as EngineSequence
@@ -56,16 +57,17 @@ def make_scheduler(
     kv: object,
     *,
     step_tokens: int = 32,
+    shared_tokens: int | None = None,
     max_model_len: int = 64,
     policy: LoadPolicy | None = None,
     **config: object,
 ) -> Scheduler:
-    """A scheduler with small limits."""
+    """A scheduler with small limits; ``shared_tokens`` where somebody decodes, else the same."""
     return Scheduler(
         kv,
         policy or LoadAll(),
         config=SchedulerConfig(**config),
-        step_tokens=step_tokens,
+        budget=StepBudget(step_tokens, shared_tokens or step_tokens),
         max_model_len=max_model_len,
     )
 

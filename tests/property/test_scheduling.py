@@ -32,6 +32,7 @@ ENGINES = st.fixed_dictionaries(
         "host_blocks": st.sampled_from((0, 3, 12)),
         "disk": st.sampled_from((None, 6, 100)),
         "step_tokens": st.sampled_from((3, 8, 32)),
+        "shared_tokens": st.sampled_from((None, 2)),
         "prefix_cache": st.sampled_from((True, True, True, False)),
     }
 )

@@ -14,7 +14,7 @@ import torch
 from sessionkv.config import EngineConfig
 from sessionkv.engine.gpu.runner import GpuRunner
 from sessionkv.engine.model_runner import kv_fingerprint
-from sessionkv.engine.sizing import GPU_STEP_TOKENS, MachineMemory, MemoryPlan, plan_memory
+from sessionkv.engine.sizing import MachineMemory, MemoryPlan, plan_memory, step_budget
 from sessionkv.errors import ConfigError
 from sessionkv.model.gpu_decoder import GpuDecoder
 from sessionkv.model.prepare import PreparedModel
@@ -58,7 +58,7 @@ def load_gpu_runner(
     decoder = GpuDecoder(spec, weights, max_model_len=max_len)
     progress("load", 1, 1)
     geometry = spec.kv_geometry(config.cache.block_size, dtype)
-    step_tokens = config.scheduler.step_tokens or GPU_STEP_TOKENS
+    budget = step_budget(config.scheduler.step_tokens, on_gpu=True)
 
     def runner(num_blocks: int, max_model_len: int) -> GpuRunner:
         return GpuRunner(
@@ -67,12 +67,12 @@ def load_gpu_runner(
             geometry=geometry,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
-            max_step_tokens=step_tokens,
-            max_running=min(config.scheduler.max_running, step_tokens),
+            max_step_tokens=budget.alone,
+            max_running=min(config.scheduler.max_running, budget.shared),
             device=device,
         )
 
-    longest = min(step_tokens, max_len)
+    longest = min(budget.alone, max_len)
     scratch_bytes = _scratch_bytes(runner(-(-longest // geometry.block_size), max_len), longest)
     free_bytes = max(0, torch.cuda.mem_get_info(device)[0] - scratch_bytes)
     memory = plan_memory(

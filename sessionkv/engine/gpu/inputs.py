@@ -16,7 +16,7 @@ from torch import Tensor
 from sessionkv.engine.gpu.buffers import IntArray, StepBuffers
 from sessionkv.engine.gpu.rows import SequenceRows
 from sessionkv.kernels.sampling import SamplingRows
-from sessionkv.model.gpu_decoder import DecodeRows, GpuBatch, PrefillRows
+from sessionkv.model.gpu_batch import DecodeRows, GpuBatch, PrefillRows
 from sessionkv.types import SequenceStep
 
 _PER_TOKEN = ("token_ids", "positions", "slots")
@@ -140,8 +140,7 @@ class StepInputs:
             tables[split:end],
             starts,
             lens[split:end],
-            max_query_len=max(len(step.token_ids) for step in prefills),
-            max_seq_len=max(step.start + len(step.token_ids) for step in prefills),
+            tuple((len(step.token_ids), step.start + len(step.token_ids)) for step in prefills),
         )
         return _batch(self._many.device, num_tokens, decode, prefill)
 

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sessionkv.engine.scheduler.kv import KVCache
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceState
 from sessionkv.types import BlockCopy, SequenceStart, SequenceStep
 
 
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """Most tokens of one step.
+
+    Attributes:
+        alone: While nobody decodes: few large steps are the quickest way through a long prompt.
+        shared: While somebody decodes, who waits for the whole step; at most ``alone``. Also bounds
+            the sequences that run at once, since all of them may decode.
+    """
+
+    alone: int
+    shared: int
+
+
 class Batch:
     """Steps of sequences that already have the blocks they write to.
+
+    Those that decode are added first, so that the others get what is then left.
 
     Attributes:
         budget: Tokens that may still be planned.
         sequences: Those planned, in the order of ``steps``.
     """
 
-    __slots__ = ("_kv", "budget", "copies", "sequences", "starts", "steps")
+    __slots__ = ("_kv", "_shared_budget", "budget", "copies", "sequences", "starts", "steps")
 
-    def __init__(self, kv: KVCache, budget: int) -> None:
+    def __init__(self, kv: KVCache, budget: StepBudget) -> None:
         self._kv = kv
-        self.budget = budget
+        self._shared_budget = budget.shared
+        self.budget = budget.alone
         self.starts: list[SequenceStart] = []
         self.steps: list[SequenceStep] = []
         self.copies: list[BlockCopy] = []
@@ -36,7 +55,7 @@ class Batch:
         if new_block_ids:
             sequence.new_block_ids = ()
         self._stage(sequence, end)
-        self.budget -= 1
+        self.budget = min(self.budget, self._shared_budget) - 1
 
     def add_prefill(self, sequence: Sequence) -> int:
         """Compute as much of the rest as the budget allows; how many tokens that is.

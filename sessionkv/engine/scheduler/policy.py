@@ -30,7 +30,7 @@ class Workload:
 
     Attributes:
         num_tokens: Tokens of the sequence in all.
-        step_tokens: Most tokens of one step.
+        step_tokens: Most tokens of one step, as things are.
         other_tokens: Tokens that other sequences have to compute: computing makes them wait.
         lanes: Loads under way, by tier.
     """

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sessionkv.config import SchedulerConfig
-from sessionkv.engine.scheduler.batch import Batch
+from sessionkv.engine.scheduler.batch import Batch, StepBudget
 from sessionkv.engine.scheduler.fairness import OUTPUT_WEIGHT
 from sessionkv.engine.scheduler.kv import KVCache
 from sessionkv.engine.scheduler.lifecycle import Lifecycle
@@ -71,7 +71,7 @@ class Scheduler:
         load_policy: LoadPolicy,
         *,
         config: SchedulerConfig,
-        step_tokens: int,
+        budget: StepBudget,
         max_model_len: int,
     ) -> None:
         """Start empty.
@@ -80,14 +80,14 @@ class Scheduler:
             kv: The cache; its leases for running sequences are made and ended here only.
             load_policy: Decides what to load and what to compute of what was found.
             config: Limits and times; ``step_tokens`` of it is not read.
-            step_tokens: Most tokens of one plan; also bounds the sequences that run at once.
+            budget: Most tokens of one plan; also bounds the sequences that run at once.
             max_model_len: Most positions of one sequence.
         """
         self._kv = kv
         self._policy = load_policy
-        self._step_tokens = step_tokens
+        self._budget = budget
         self._max_model_len = max_model_len
-        self._max_running = min(config.max_running, step_tokens)
+        self._max_running = min(config.max_running, budget.shared)
         self._max_queue = config.max_queue
         self._lookup_timeout_s = config.lookup_timeout_ms / 1000.0
         self._desk = TransferDesk(kv)
@@ -273,7 +273,7 @@ class Scheduler:
         self._admitter.end_lookups(now, self._lookup_timeout_s)
         if self._step_id % _RETRY_STEPS == 0:
             self._admitter.room_changed()
-        batch = Batch(self._kv, self._step_tokens)
+        batch = Batch(self._kv, self._budget)
         if self._plan_running(batch, now):
             self._plan_admissions(batch, now)
         if not batch.steps:
@@ -305,11 +305,7 @@ class Scheduler:
             known = len(sequence.token_ids)
             if known > sequence.capacity_tokens and not self._grow(sequence, known):
                 had_room = False
-            elif (
-                known - sequence.num_computed == 1
-                and sequence.started
-                and sequence.state is SequenceState.RUNNING
-            ):
+            elif sequence.decodes:
                 batch.add_decode(sequence)
             else:
                 prefills.append(sequence)
@@ -372,9 +368,10 @@ class Scheduler:
             for other in self._life.running
             if other is not sequence
         )
+        is_shared = any(other.decodes for other in self._life.running)
         return Workload(
             num_tokens=len(sequence.token_ids),
-            step_tokens=self._step_tokens,
+            step_tokens=self._budget.shared if is_shared else self._budget.alone,
             other_tokens=others,
             lanes=self._desk.lanes(now),
         )

@@ -238,6 +238,15 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def decodes(self) -> bool:
+        """Whether its next step computes just the token that it sampled last."""
+        return (
+            len(self.token_ids) - self.num_computed == 1
+            and self.started
+            and self.state is SequenceState.RUNNING
+        )
+
+    @property
     def fills_blocks(self) -> bool:
         """Whether it is on its way through its prompt, so that others may wait for its blocks."""
         return self.state in (SequenceState.RUNNING, SequenceState.FETCHING) and self.use_cache

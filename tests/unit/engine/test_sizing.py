@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from sessionkv.config import GIB, MIB, CacheConfig
-from sessionkv.engine.sizing import MachineMemory, MemoryPlan, measure, plan_memory
+from sessionkv.engine.scheduler.batch import StepBudget
+from sessionkv.engine.sizing import MachineMemory, MemoryPlan, measure, plan_memory, step_budget
 from sessionkv.errors import ConfigError
 from sessionkv.types import KVGeometry
 
@@ -87,6 +88,21 @@ def test_no_room_for_one_block_is_refused_with_what_is_needed() -> None:
         plan(device_bytes=BLOCK)
     needed = int(str(caught.value).split("at least ")[1].split(" ")[0])
     assert plan(device_bytes=needed).num_device_blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_gpu", "budget"),
+    [
+        (None, False, StepBudget(alone=512, shared=256)),
+        (None, True, StepBudget(alone=8192, shared=2048)),
+        (100, False, StepBudget(alone=100, shared=100)),
+        (4096, True, StepBudget(alone=4096, shared=4096)),
+    ],
+)
+def test_steps_are_larger_alone_unless_told(
+    asked: int | None, on_gpu: bool, budget: StepBudget
+) -> None:
+    assert step_budget(asked, on_gpu=on_gpu) == budget
 
 
 def test_measure_looks_at_the_nearest_existing_folder(tmp_path: Path) -> None:

@@ -121,6 +121,46 @@ def test_decoding_goes_before_the_rest_of_a_long_prompt() -> None:
     ]
 
 
+def test_prompts_get_small_steps_only_while_somebody_decodes() -> None:
+    scheduler = make_scheduler(FakeKV(40), step_tokens=16, shared_tokens=6)
+    loop = Loop(scheduler)
+    scheduler.add(make_sequence(1, range(18), max_tokens=3), 0.0)
+    loop.run(2)
+    scheduler.add(make_sequence(2, range(40)), 0.0)
+    loop.run(4)
+    assert [spans(plan) for plan in loop.plans] == [
+        [(1, 0, 16)],
+        [(1, 16, 18)],
+        [(1, 18, 19), (2, 0, 4)],  # five are left beside the decode: to a block's end
+        [(1, 19, 20), (2, 4, 8)],
+        [(2, 8, 24)],
+        [(2, 24, 40)],
+    ]
+
+
+def test_two_that_decode_leave_so_much_less() -> None:
+    scheduler = make_scheduler(FakeKV(40), step_tokens=24, shared_tokens=8)
+    loop = Loop(scheduler)
+    for seq_id in (1, 2):
+        scheduler.add(make_sequence(seq_id, range(4), max_tokens=4), 0.0)
+    loop.step()
+    scheduler.add(make_sequence(3, range(30)), 0.0)
+    loop.step()
+    assert [spans(plan) for plan in loop.plans] == [
+        [(1, 0, 4), (2, 0, 4)],
+        [(1, 4, 5), (2, 4, 5), (3, 0, 4)],  # six are left
+    ]
+
+
+def test_all_that_run_may_decode_in_one_step() -> None:
+    scheduler = make_scheduler(FakeKV(40), step_tokens=16, shared_tokens=2)
+    loop = Loop(scheduler)
+    for seq_id in (1, 2, 3):
+        scheduler.add(make_sequence(seq_id, range(2), max_tokens=2), 0.0)
+    loop.run(2)
+    assert [spans(plan) for plan in loop.plans] == [[(1, 0, 2), (2, 0, 2)], [(1, 2, 3), (2, 2, 3)]]
+
+
 def test_no_more_run_at_once_than_allowed() -> None:
     scheduler = make_scheduler(FakeKV(20), max_running=2)
     loop = Loop(scheduler)
@@ -623,6 +663,16 @@ def test_all_that_was_found_may_be_computed_with_what_is_new() -> None:
     assert computed(scheduler) == [(4, 16, sooner), (16, 18, None)]
     scheduler.release(1)
     assert scheduler.take_receipts() == [77]
+
+
+def test_the_policy_is_told_how_large_steps_are_now() -> None:
+    policy = Scripted([Claims(8)])
+    scheduler, _, loop = fetching(policy, step_tokens=8, shared_tokens=5)
+    loop.step()
+    scheduler.add(make_sequence(2, [9, 9]), loop.now)
+    loop.run(2)
+    assert [spans(plan) for plan in loop.plans] == [[(1, 4, 8)], [(2, 0, 2)], [(2, 2, 3)]]
+    assert [work.step_tokens for _, work in policy.asked] == [8, 8, 5]
 
 
 @pytest.mark.parametrize("lost", [1, 2])
