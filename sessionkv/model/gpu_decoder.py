@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from sessionkv.kernels.fused_norm import add_rms_norm, rms_norm
 from sessionkv.kernels.rotary_store import rotate_and_store
-from sessionkv.kernels.silu_mul import silu_mul
 from sessionkv.model.gpu_attention import GpuAttention
 from sessionkv.model.gpu_batch import GpuBatch
+from sessionkv.model.gpu_linear import gated_linear, linear
 from sessionkv.model.rope import inverse_frequencies
 from sessionkv.model.spec import ModelSpec, RopeSpec
 from sessionkv.model.weights import LayerWeights, WeightFiles
@@ -99,14 +98,14 @@ class GpuDecoder:
             )
             x = linear(attended.view(-1, spec.q_size), layer.o, layer.o_bias)
             x = add_rms_norm(x, residual, layer.post_norm, eps)
-            x = silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+            x = gated_linear(x, layer.gate_up, layer.gate_up_bias)
             x = linear(x, layer.down, layer.down_bias)
         return add_rms_norm(x, residual, self._final_norm, eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, *, out: Tensor) -> Tensor:
         """Scores of the next token into ``out``, ``[rows, vocab_size]``, of ``[rows, hidden]``."""
-        return torch.mm(hidden, self._output.t(), out=out)
+        return linear(hidden, self._output, out=out)
 
 
 def cos_sin_table(rope: RopeSpec, head_dim: int, num_positions: int) -> Tensor:
