@@ -135,13 +135,14 @@ class StepInputs:
         if decodes:
             longest = max(step.start for step in decodes) + 1
             decode = DecodeRows(tables[:split], lens[:split], longest)
-        starts = self._per_sequence.device["query_starts"][: len(prefills) + 1]
-        prefill = PrefillRows(
-            tables[split:end],
-            starts,
-            lens[split:end],
-            tuple((len(step.token_ids), step.start + len(step.token_ids)) for step in prefills),
-        )
+        prefill = None
+        if prefills:
+            prefill = PrefillRows(
+                tables[split:end],
+                self._per_sequence.device["query_starts"][: len(prefills) + 1],
+                lens[split:end],
+                tuple((len(s.token_ids), s.start + len(s.token_ids)) for s in prefills),
+            )
         return _batch(self._many.device, num_tokens, decode, prefill)
 
     # -- both -------------------------------------------------------------------------------------
