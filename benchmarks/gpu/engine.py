@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from sessionkv.errors import SessionKVError
 Bound = tuple[str, float]
 _T = TypeVar("_T")
 
+START_LIMIT_S = 240.0
 LIMIT_S = 90.0
 """An engine that lets one wait for longer has hung; that is to cost one case, not the others."""
 
@@ -153,9 +154,15 @@ def running(
     if model == "tiny":
         config = replace(config, threads=1)
     began = time.perf_counter()
-    with launch(store=store, config=config) as process:
+    reached: dict[str, float] = {}
+
+    def note(event: Mapping[str, Any]) -> None:
+        reached.setdefault(event["stage"], time.perf_counter() - began)
+
+    with launch(store=store, config=config, timeout_s=START_LIMIT_S, on_progress=note) as process:
         start_s = time.perf_counter() - began
-        print(f"  engine {model} ready after {start_s:.1f} s", flush=True)
+        stages = ", ".join(f"{stage} from {at_s:.1f} s" for stage, at_s in reached.items())
+        print(f"  engine {model} ready after {start_s:.1f} s ({stages})", flush=True)
         with Drivers(setting.scale.drivers) as drivers:
             client = process.client()
             yield Bench(setting, model, shape, process, client, drivers, start_s)

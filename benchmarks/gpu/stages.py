@@ -22,7 +22,7 @@ from benchmarks.gpu.resident import Case, decode_cases, first_token, resident_ca
 from benchmarks.gpu.restart import after_kill
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.setting import Setting, in_child
-from benchmarks.gpu.tiers import host_cases
+from benchmarks.gpu.tiers import host_cases, while_fetching, while_writing
 from benchmarks.report import Options, Row, ratio_row
 from sessionkv.config import CacheConfig
 
@@ -128,6 +128,8 @@ def _tier_cases(setting: Setting) -> dict[str, Case]:
     return {
         **host_cases(setting.scale),
         "pressure": pressure,
+        "others-while-fetching": while_fetching,
+        "others-while-writing": while_writing,
         "restart": partial(after_kill, store=setting.disk / "tiers"),
     }
 
@@ -169,7 +171,7 @@ def with_text(bench: Bench, *, case: Case) -> list[Row]:
     for row in case(bench):
         rows.append(replace(row, name=f"{row.name}, with text", bound=None))
         plain = bench.setting.known.get(row.name)
-        if plain is not None:
+        if plain is not None and not row.name.startswith("prompts"):
             bar = bench.bar(">=", 0.97) if row.unit == "tok/s" else bench.bar("<=", 1.03)
             rows.append(ratio_row(f"{row.name}, with text / ids", rows[-1], plain, bound=bar))
     return rows

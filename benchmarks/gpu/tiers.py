@@ -30,10 +30,7 @@ SPILLED_BYTES = 4 * 10**9
 
 def host_cases(scale: Scale) -> dict[str, Case]:
     """By name."""
-    cases: dict[str, Case] = {
-        f"host-{history}": partial(from_host, history=history) for history in scale.histories
-    }
-    return cases | {"others-while-fetching": while_fetching, "others-while-writing": while_writing}
+    return {f"host-{history}": partial(from_host, history=history) for history in scale.histories}
 
 
 def make_histories(bench: Bench, length: int, count: int) -> list[Session]:
