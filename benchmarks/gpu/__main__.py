@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +23,8 @@ from benchmarks.gpu.stages import STAGES, run_stage
 from benchmarks.report import as_json, as_table, environment
 
 FAST = Path("/dev/shm")
+ROOM_BYTES = 20 * 2**30
+"""For all models."""
 
 
 def main() -> int:
@@ -80,8 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--commit", metavar="TEXT", help="where there is no git to ask")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--step-tokens", type=int, metavar="N", help="scheduler.step_tokens")
-    work = (FAST if FAST.is_dir() else Path(tempfile.gettempdir())) / f"sessionkv-{os.getuid()}"
-    parser.add_argument("--work", type=Path, default=work, metavar="DIR", help="for models")
+    parser.add_argument("--work", type=Path, default=_work(), metavar="DIR", help="for models")
     parser.add_argument("--disk", type=Path, metavar="DIR", help="for stores")
     args = parser.parse_args()
     setting = Setting(args.model, args.work, args.work)
@@ -89,6 +91,15 @@ def _arguments() -> argparse.Namespace:
     if unknown := set(args.only) - known:
         parser.error(f"no stage or case is called {', '.join(sorted(unknown))}; see --list")
     return args
+
+
+def _work() -> Path:
+    """Memory, where there is room for the models or an earlier run has put them; else the disk."""
+    name = f"sessionkv-models-{os.getuid()}"
+    if (FAST / name).is_dir():
+        return FAST / name
+    is_large = FAST.is_dir() and shutil.disk_usage(FAST).free >= ROOM_BYTES
+    return (FAST if is_large else Path(tempfile.gettempdir())) / name
 
 
 def _list(setting: Setting) -> int:
