@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.gpu.models import add_text, write_model
+from benchmarks.gpu.models import DONE, add_text, write_model
 from benchmarks.report import Row
 
 _T = TypeVar("_T")
@@ -133,7 +133,7 @@ class Setting:
     def model_folder(self, name: str, *, text: bool = False) -> Path:
         """The model's folder, written where it is missing; with a text for every id on request."""
         folder = self.work / name
-        if not (folder / "written.json").is_file():
+        if not (folder / DONE).is_file():
             if name == "tiny":
                 write_model(name, folder)
             else:
