@@ -170,7 +170,7 @@ class GpuAttention:
 
     def _divide(self, prefill: PrefillRows | None, block_size: int) -> DividedPrefill | None:
         """Which rows attend through the library; None where none do."""
-        if prefill is None or self._scratch is None:
+        if prefill is None or prefill.is_bound or self._scratch is None:
             return None
         pieces = divide_rows(prefill.lengths, self._sizes)
         if not any(piece.covered for piece in pieces):
