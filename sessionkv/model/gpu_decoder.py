@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from sessionkv.kernels.fused_norm import add_rms_norm, rms_norm
 from sessionkv.kernels.rotary_store import rotate_and_store
-from sessionkv.kernels.silu_mul import silu_mul
 from sessionkv.model.gpu_attention import GpuAttention
 from sessionkv.model.gpu_batch import GpuBatch
+from sessionkv.model.gpu_linear import gated_linear, linear
 from sessionkv.model.rope import inverse_frequencies
 from sessionkv.model.spec import ModelSpec, RopeSpec
 from sessionkv.model.weights import LayerWeights, WeightFiles
@@ -71,7 +70,7 @@ class GpuDecoder:
         """
         spec, eps = self.spec, self.spec.rms_eps
         heads = spec.num_heads + 2 * spec.num_kv_heads
-        divided = self._attention.divide(batch.prefill, pool.shape[4])
+        step = self._attention.begin(batch, pool.shape[4])
         residual = self._embedding[batch.token_ids]
         x = rms_norm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
@@ -90,23 +89,18 @@ class GpuDecoder:
                 layer=index,
             )
             attended = self._attention.attend(
-                queries,
-                pool,
-                index,
-                batch=batch,
-                divided=divided,
-                window=spec.windows[index],
+                queries, pool, index, step=step, window=spec.windows[index]
             )
             x = linear(attended.view(-1, spec.q_size), layer.o, layer.o_bias)
             x = add_rms_norm(x, residual, layer.post_norm, eps)
-            x = silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+            x = gated_linear(x, layer.gate_up, layer.gate_up_bias)
             x = linear(x, layer.down, layer.down_bias)
         return add_rms_norm(x, residual, self._final_norm, eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, *, out: Tensor) -> Tensor:
         """Scores of the next token into ``out``, ``[rows, vocab_size]``, of ``[rows, hidden]``."""
-        return torch.mm(hidden, self._output.t(), out=out)
+        return linear(hidden, self._output, out=out)
 
 
 def cos_sin_table(rope: RopeSpec, head_dim: int, num_positions: int) -> Tensor:

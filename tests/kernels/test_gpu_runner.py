@@ -136,6 +136,43 @@ def test_log_probabilities_equal_the_cpus(qwen: PreparedModel, device: torch.dev
             assert got.logprob == pytest.approx(wanted.logprob, abs=1e-4)
 
 
+def test_extras_of_some_leave_the_others_as_they_are(
+    qwen: PreparedModel, device: torch.device
+) -> None:
+    prompt, outputs = tokens(3, 4), [7, 7]
+    asked = [{"logprobs": 2}, {}, {"logit_bias": {42: 90.0}, "frequency_penalty": 99.0}]
+
+    def run(runner: GpuRunner | ModelRunner) -> list[StepOutput]:
+        """All resumed with some output, and one more token of each."""
+        known = prompt + outputs
+        params = [SamplingParams(temperature=0.0, **kind) for kind in asked]
+        driver = Driver(runner)
+        first = driver.run(
+            starts=[start(i, known, num_prompt=3, sampling=p) for i, p in enumerate(params)],
+            steps=[step(i, 0, known, [i], sample=True) for i in range(3)],
+        )
+        sampled = [first.sampled[i].token_id for i in range(3)]
+        steps = [step(i, 5, [token_id], sample=True) for i, token_id in enumerate(sampled)]
+        return [first, driver.run(steps=steps)]
+
+    found, expected = run(gpu_runner(qwen, device)), run(make_runner(qwen, block_size=B))
+    assert ids(found) == ids(expected)
+    changed = [output.sampled[2].token_id for output in found]
+    assert changed[0] == 42
+    assert changed[1] != 42
+    assert [[len(o.sampled[i].logprobs) for i in range(3)] for o in found] == [[3, 0, 0]] * 2
+
+
+def test_a_chunk_of_one_token_samples_nothing(qwen: PreparedModel, device: torch.device) -> None:
+    runner, prompt = gpu_runner(qwen, device), tokens(5, 3)
+    run = Driver(runner).run
+    whole = run(starts=[start(1, prompt)], steps=[step(1, 0, prompt, [1], sample=True)])
+    first = run(starts=[start(2, prompt)], steps=[step(2, 0, prompt[:1], [3])])
+    assert (first.sampled, first.failed) == ({}, {})
+    last = run(steps=[step(2, 1, prompt[1:], sample=True)])
+    assert last.sampled[2] == whole.sampled[1]
+
+
 def test_rows_are_used_again_and_run_out(qwen: PreparedModel, device: torch.device) -> None:
     runner, prompt = gpu_runner(qwen, device), tokens(5)
     run = Driver(runner).run

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sessionkv.engine.gpu.buffers import IntArray, StepBuffers
+from sessionkv.engine.gpu.graphs import ChunkSize
 from sessionkv.engine.gpu.rows import SequenceRows
 from sessionkv.kernels.sampling import SamplingRows
 from sessionkv.model.gpu_batch import DecodeRows, GpuBatch, PrefillRows
@@ -122,6 +123,30 @@ class StepInputs:
         self._per_sequence.upload()
         return self._mixed(decodes, prefills, end)
 
+    def fill_chunk(self, steps: Sequence[SequenceStep], size: ChunkSize) -> None:
+        """Upload steps of any lengths, padded to so many rows and sequences."""
+        num_rows, num_sequences = size
+        num_tokens = sum(len(step.token_ids) for step in steps)
+        per_sequence = self._per_sequence.host
+        self._many.host["slots"][num_tokens:num_rows] = -1
+        per_sequence["query_starts"][len(steps) : num_sequences + 1] = num_tokens
+        per_sequence["seq_lens"][len(steps) : num_sequences] = 0
+        per_sequence["sampled"][:num_sequences] = 0  # padding samples some row, to no use
+        self.fill_mixed((), steps)
+
+    def chunk(self, size: ChunkSize) -> GpuBatch:
+        """What :meth:`fill_chunk` uploads for such a size."""
+        num_rows, num_sequences = size
+        per_sequence = self._per_sequence.device
+        prefill = PrefillRows(
+            self._tables[:num_sequences],
+            per_sequence["query_starts"][: num_sequences + 1],
+            per_sequence["seq_lens"][:num_sequences],
+            ((num_rows, self._max_model_len),),
+            is_bound=True,
+        )
+        return _batch(self._many.device, num_rows, None, prefill)
+
     def sampled(self, num_rows: int) -> Tensor:
         """Rows of the mixed batch that sample, ``[num_rows]`` int64."""
         return self._per_sequence.device["sampled"][:num_rows]
@@ -135,13 +160,14 @@ class StepInputs:
         if decodes:
             longest = max(step.start for step in decodes) + 1
             decode = DecodeRows(tables[:split], lens[:split], longest)
-        starts = self._per_sequence.device["query_starts"][: len(prefills) + 1]
-        prefill = PrefillRows(
-            tables[split:end],
-            starts,
-            lens[split:end],
-            tuple((len(step.token_ids), step.start + len(step.token_ids)) for step in prefills),
-        )
+        prefill = None
+        if prefills:
+            prefill = PrefillRows(
+                tables[split:end],
+                self._per_sequence.device["query_starts"][: len(prefills) + 1],
+                lens[split:end],
+                tuple((len(s.token_ids), s.start + len(s.token_ids)) for s in prefills),
+            )
         return _batch(self._many.device, num_tokens, decode, prefill)
 
     # -- both -------------------------------------------------------------------------------------
