@@ -130,6 +130,8 @@ class GpuRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
         """Carry out one plan; see :class:`~sessionkv.engine.runner.Runner`."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread, which starts with the first GPU
         for seq_id in plan.ends:
             self._inputs.rows.end(seq_id)
             self._extras.end(seq_id)
