@@ -71,10 +71,14 @@ def _one_row(
     num_columns: tl.tensor,
     WIDTH: tl.constexpr,
     GATED: tl.constexpr,
+    WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ) -> None:
-    """Some columns of the only row; ``WIDTH`` elements are summed."""
+    """Some columns of the only row; ``WIDTH`` elements are summed.
+
+    ``WHOLE``: no program has columns or turns past the end, and nothing is masked.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < num_columns
     lane = tl.arange(0, DEPTH)
@@ -84,12 +88,18 @@ def _one_row(
     up_acc = tl.zeros([COLUMNS, DEPTH], tl.float32)
     for start in range(0, WIDTH, DEPTH):
         at = start + lane
-        present = inside[:, None] & (at < WIDTH)[None, :]
-        row = tl.load(x + at, mask=at < WIDTH, other=0.0).to(tl.float32)[None, :]
-        acc += tl.load(rows + at[None, :], mask=present, other=0.0).to(tl.float32) * row
-        if GATED:
-            up = tl.load(up_rows + at[None, :], mask=present, other=0.0)
-            up_acc += up.to(tl.float32) * row
+        if WHOLE:
+            row = tl.load(x + at).to(tl.float32)[None, :]
+            acc += tl.load(rows + at[None, :]).to(tl.float32) * row
+            if GATED:
+                up_acc += tl.load(up_rows + at[None, :]).to(tl.float32) * row
+        else:
+            present = inside[:, None] & (at < WIDTH)[None, :]
+            row = tl.load(x + at, mask=at < WIDTH, other=0.0).to(tl.float32)[None, :]
+            acc += tl.load(rows + at[None, :], mask=present, other=0.0).to(tl.float32) * row
+            if GATED:
+                up = tl.load(up_rows + at[None, :], mask=present, other=0.0)
+                up_acc += up.to(tl.float32) * row
     result = tl.sum(acc, 1)
     if bias is not None:
         result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
@@ -225,7 +235,9 @@ def _launch(
     if rows == 1:
         _one_row[grid](
             x, weight, bias, out, columns, WIDTH=width, GATED=gated,
-            COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.num_warps,
+            WHOLE=columns % tile.columns == 0 and width % tile.depth == 0,
+            COLUMNS=tile.columns, DEPTH=tile.depth,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
     else:
         _few_rows[grid](

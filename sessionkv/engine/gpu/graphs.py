@@ -8,6 +8,7 @@ them takes, and need none.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -75,6 +76,14 @@ class StepGraphs(Generic[_Size]):
         if self._device.type != "cuda":
             return
         pool = torch.cuda.graph_pool_handle()
+        gc.collect()
+        gc.disable()  # memory that happened to be freed within a capture would spoil it
+        try:
+            self._capture_all(pool, progress)
+        finally:
+            gc.enable()
+
+    def _capture_all(self, pool: tuple[int, int], progress: Callable[[int], None]) -> None:
         for done, size in enumerate(reversed(self.sizes)):
             progress(done)
             self._step(size)  # compiles what is not compiled yet
