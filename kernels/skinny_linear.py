@@ -43,23 +43,23 @@ class ProductTile:
     num_stages: int
 
 
-def choose_tile(num_rows: int, num_columns: int, depth: int, *, gated: bool = False) -> ProductTile:
-    """The tile for a product: some programs on each multiprocessor, 16 KiB and more in a turn.
+def choose_tile(num_rows: int, depth: int, *, gated: bool = False) -> ProductTile:
+    """The tile for a product.
 
     Args:
         num_rows: 1 to :data:`MAX_ROWS`.
-        num_columns: Of the result.
         depth: Elements of a row.
         gated: Whether each column takes two rows of the weight.
     """
-    reads = 2 * num_columns if gated else num_columns
     deepest = max(16, triton.next_power_of_2(depth))
     if num_rows == 1:
-        # Sums of 8 rows by 1,024 are 64 registers a thread; fewer rows where there are few in all.
-        columns = 8 if reads > 4096 else 4
-        return ProductTile(columns // 2 if gated else columns, min(1024, deepest), 4, 1)
-    columns = 32 if reads >= 16_384 else 16
-    return ProductTile(max(16, columns // 2) if gated else columns, min(256, deepest), 4, 4)
+        # Measured on an H200 over the products of an 8B model: 3,660 to 4,630 GB/s.
+        return (
+            ProductTile(4, min(1024, deepest), 4, 1)
+            if gated
+            else (ProductTile(4, min(2048, deepest), 8, 1))
+        )
+    return ProductTile(32, min(128 if gated else 256, deepest), 4, 4)
 
 
 @triton.jit
@@ -230,7 +230,7 @@ def _launch(
     if not out.numel():
         return out
     if tile is None:
-        tile = choose_tile(rows, columns, width, gated=gated)
+        tile = choose_tile(rows, width, gated=gated)
     grid = (triton.cdiv(columns, tile.columns),)
     if rows == 1:
         _one_row[grid](

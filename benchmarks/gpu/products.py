@@ -155,7 +155,7 @@ def measure_shape(shape: Shape, repeats: int, deadline: float) -> list[tuple[int
             continue
         chosen = product.ours(x, None)
         print(f"   chosen {chosen * 1e6:8.1f} us {gigabytes / chosen:7,.0f} GB/s", flush=True)
-        used = choose_tile(rows, shape.columns, shape.width, gated=shape.is_gated)
+        used = choose_tile(rows, shape.width, gated=shape.is_gated)
         tried: list[tuple[float, ProductTile]] = [(chosen, used)]
         if rows in (1, 2, 16):  # between, the same tiles do as well
             for tile in tiles(rows, shape):

@@ -20,4 +20,4 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     """Where to run. Without a CUDA device the tests marked ``gpu`` are skipped."""
     if request.param == "cpu" and torch.cuda.is_available():
         pytest.skip("kernels are compiled for the device here, not interpreted")
-    return torch.device(request.param)
+    return torch.device("cpu") if request.param == "cpu" else torch.device("cuda", 0)
