@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import FLOAT32, FLOATS, INT32, INT64, check_tensor
-from sessionkv.kernels.sampling_filter import draw_filtered
+from sessionkv.kernels.sampling_filter import CANDIDATES, draw_filtered
 from sessionkv.kernels.sampling_random import below, random_bits
 from sessionkv.kernels.sampling_scan import (
     INFINITE,
@@ -121,6 +121,7 @@ def _choose_tokens(
     segments_largest: tl.tensor,
     segments_weight: tl.tensor,
     active: tl.tensor,
+    candidates: tl.tensor,
     temperatures: tl.tensor,
     top_ks: tl.tensor,
     top_ps: tl.tensor,
@@ -132,6 +133,7 @@ def _choose_tokens(
     vocab_size: tl.tensor,
     num_segments: tl.tensor,
     SEGMENTS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
 ) -> None:
     """One row. ``SEGMENTS``: power of two from ``num_segments``."""
     row = tl.program_id(0).to(tl.int64)
@@ -162,6 +164,7 @@ def _choose_tokens(
             token = draw_filtered(
                 logits,
                 active + first_segment,
+                candidates + row * CANDIDATES,
                 segment,
                 segment_largest,
                 segment_mass,
@@ -173,6 +176,7 @@ def _choose_tokens(
                 top_p,
                 min_p,
                 bits,
+                CANDIDATES,
             )
         else:
             token = _draw_plain(
@@ -231,6 +235,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         largest,
         weights,
         torch.empty(shape, dtype=torch.int32, device=logits.device),
+        torch.empty((num_rows, CANDIDATES), dtype=torch.int32, device=logits.device),
         rows.temperature,
         rows.top_k,
         rows.top_p,
@@ -242,6 +247,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         vocab_size,
         num_segments,
         SEGMENTS=triton.next_power_of_2(num_segments),
+        CANDIDATES=CANDIDATES,
         num_warps=_CHOOSE_WARPS,
     )
     return token_ids, unusable

@@ -3,13 +3,17 @@
 All three keep the likeliest tokens: those above some logit, and of those equal to it the first few
 by id. So each is a *threshold*: a logit and a number of ties. It is found by narrowing an interval
 of *keys*, integers ordered like the logits, by counts (top-k) or masses (top-p) of the tokens above
-three keys between; each turn leaves a quarter of the interval.
+some keys between.
 
-Only *active* segments are read: those whose largest logit reaches a bound that no kept token is
-below. With a top-k, as many segments as that hold all of it. With a top-p, tokens lighter than
-``(1 - top_p) / vocab_size`` of the whole together weigh less than what may be left out; half of
-that is taken, so that rounding cannot matter. A peaked row thus costs a few segments, a flat one
-reads the whole row about a dozen times, from the L2 cache.
+The search starts with a bound that no kept token is below, found from the largest logit and the
+mass of each segment alone. With a top-k, as many segments as that reach it. With a top-p, the
+largest of the segments that reach it weigh enough together; where they never do, tokens lighter
+than ``(1 - top_p) / vocab_size`` of the whole together weigh less than what may be left out, and
+half of that is taken, so that rounding cannot matter. Only *active* segments, those with a logit
+that reaches the bound, are read.
+
+Of a peaked row few tokens reach it. They are noted, and all else happens in registers. Of a flat
+one, all active segments are read about a dozen times, from the L2 cache.
 
 Masses are exact integers (:mod:`sessionkv.kernels.sampling_scan`), so the result is the same
 whatever else is in the batch.
@@ -31,6 +35,10 @@ _TILE_SEGMENTS = tl.constexpr(4096 // SEGMENT.value)
 _NO_SEGMENT = tl.constexpr(2**20)  # beyond every vocabulary
 _NO_ID = tl.constexpr(2**31 - 1)
 _LOWEST_KEY = tl.constexpr(-(2**31))
+CANDIDATES = 1024
+"""Tokens that are kept in registers: 4 a thread."""
+# Keys of one turn of a search in registers: 17 intervals, so 6 turns are enough for most rows.
+_KEYS = tl.constexpr(16)
 
 
 class _Row(NamedTuple):
@@ -58,19 +66,39 @@ def logit_of(key: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _kth_largest(values: tl.tensor, k: tl.tensor) -> tl.tensor:
-    """The k-th largest of a vector in registers; k from 1 to its length."""
-    keys = key_of(values)
-    low = tl.min(keys).to(tl.int64)
-    high = tl.max(keys).to(tl.int64)
+def _highest_key(
+    keys: tl.tensor, amounts: tl.tensor, low: tl.tensor, high: tl.tensor, goal: tl.tensor
+) -> tl.tensor:
+    """The highest key up to ``high`` so that elements at or above it amount to ``goal``.
+
+    All in registers. ``low`` is a key, int64 as ``high``, at or above which is enough; ``amounts``
+    are int64, and 0 for what is not there.
+    """
+    number = tl.arange(0, _KEYS) + 1
     while low < high:
-        step = (high - low) // 4 + 1
-        reached = (tl.sum((keys >= low + step).to(tl.int32)) >= k).to(tl.int32)
-        reached += (tl.sum((keys >= low + 2 * step).to(tl.int32)) >= k).to(tl.int32)
-        reached += (tl.sum((keys >= low + 3 * step).to(tl.int32)) >= k).to(tl.int32)
-        low += step * reached
+        step = (high - low) // (_KEYS + 1) + 1  # so many steps lead past the end
+        between = low + step * number
+        above = keys[None, :].to(tl.int64) >= between[:, None]
+        sums = tl.sum(tl.where(above, amounts[None, :], 0), 1)
+        low += step * tl.sum((sums >= goal).to(tl.int64))
         high = tl.minimum(high, low + step - 1)
-    return logit_of(low.to(tl.int32))
+    return low
+
+
+@triton.jit
+def _ties(
+    key: tl.tensor,
+    missing: tl.tensor,
+    largest: tl.tensor,
+    steep: tl.tensor,
+    BY_MASS: tl.constexpr,
+) -> tl.tensor:
+    """How many tokens with this key it takes to make up a number, or mass."""
+    ties = missing
+    if BY_MASS:
+        each = tl.maximum(mass(weight(logit_of(key), largest, steep)), 1)
+        ties = (missing + each - 1) // each
+    return ties
 
 
 @triton.jit
@@ -127,12 +155,8 @@ def _threshold(
         low += step * reached
         high = tl.minimum(high, low + step - 1)
     above, _, _ = _at_or_above(row, low, 1, BY_MASS)
-    ties = goal - above
     key = low.to(tl.int32)
-    if BY_MASS:
-        each = tl.maximum(mass(weight(logit_of(key), row.largest, row.steep)), 1)
-        ties = (ties + each - 1) // each
-    return key, ties
+    return key, _ties(key, goal - above, row.largest, row.steep, BY_MASS)
 
 
 @triton.jit
@@ -159,6 +183,12 @@ def _in_order(
 
 
 @triton.jit
+def _mass_wanted(whole: tl.tensor, top_p: tl.tensor) -> tl.tensor:
+    """What a top-p keeps of a mass, at least."""
+    return tl.maximum(tl.ceil(top_p.to(tl.float64) * whole.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
 def _bound(
     segment_largest: tl.tensor,
     largest: tl.tensor,
@@ -170,21 +200,126 @@ def _bound(
     vocab_size: tl.tensor,
     num_segments: tl.tensor,
 ) -> tl.tensor:
-    """A logit that no kept token is below; with a top-k, one that so many tokens reach."""
+    """A logit that no kept token is below, unless it is lighter than ``min_p``.
+
+    With a top-k that many tokens reach it; with a top-p, tokens of the mass wanted.
+    """
     bound = tl.full([], -INFINITE, tl.float32)
+    keys = key_of(segment_largest)
+    high = key_of(largest).to(tl.int64)
     if top_k > 0:
         if top_k <= num_segments:
-            bound = _kth_largest(segment_largest, top_k)
+            ones = tl.full(keys.shape, 1, tl.int64)
+            low = tl.min(keys).to(tl.int64)
+            bound = logit_of(_highest_key(keys, ones, low, high, top_k.to(tl.int64)).to(tl.int32))
     else:
         rest = (1.0 - top_p) * (whole.to(tl.float32) / ONE) / vocab_size
         bound = largest + tl.log2(0.5 * tl.maximum(rest, min_p)) / steep
+        if top_p < 1.0:
+            lowest = key_of(bound)
+            masses = mass(weight(segment_largest, largest, steep))
+            wanted = _mass_wanted(whole, top_p)
+            if tl.sum(tl.where(keys >= lowest, masses, 0)) >= wanted:
+                low = lowest.to(tl.int64)
+                bound = logit_of(_highest_key(keys, masses, low, high, wanted).to(tl.int32))
     return bound
+
+
+@triton.jit
+def _note_candidates(
+    row: _Row, lowest: tl.tensor, candidates: tl.tensor, CANDIDATES: tl.constexpr
+) -> tl.tensor:
+    """Write the ids of tokens with keys from ``lowest``, rising; how many, or more than fit."""
+    count = tl.full([], 0, tl.int32)
+    for place in range(0, row.num_active, _TILE_SEGMENTS):
+        if count <= CANDIDATES:
+            logits, token_id = _tile(row, place)
+            reaches = ((key_of(logits) >= lowest) & (token_id < row.vocab_size)).to(tl.int32)
+            at = count + tl.cumsum(reaches) - 1
+            tl.store(candidates + at, token_id, mask=(reaches > 0) & (at < CANDIDATES))
+            count += tl.sum(reaches)
+    return count
+
+
+@triton.jit
+def _draw_few(
+    row: _Row,
+    candidates: tl.tensor,
+    count: tl.tensor,
+    lowest: tl.tensor,
+    whole: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    bits: tl.tensor,
+    CANDIDATES: tl.constexpr,
+) -> tl.tensor:
+    """Draw where all tokens that may be kept are candidates: in registers."""
+    lane = tl.arange(0, CANDIDATES)
+    present = lane < count
+    token_id = tl.load(candidates + lane, mask=present, other=_NO_ID)
+    logits = tl.load(row.logits + token_id, mask=present, other=-INFINITE).to(tl.float32)
+    keys = tl.where(present, key_of(logits), _LOWEST_KEY)
+    weights = weight(logits, row.largest, row.steep)
+    masses = tl.where(present, mass(weights), 0)
+
+    low = lowest.to(tl.int64)
+    high = key_of(row.largest).to(tl.int64)
+    kept = present
+    if top_k > 0:
+        low = _highest_key(keys, present.to(tl.int64), low, high, top_k.to(tl.int64))
+        above = tl.sum((keys > low.to(tl.int32)).to(tl.int64))
+        kept = _kept(keys, low.to(tl.int32), top_k.to(tl.int64) - above) & present
+        whole = tl.sum(tl.where(kept, masses, 0))
+    if top_p < 1.0:
+        wanted = _mass_wanted(whole, top_p)
+        low = _highest_key(keys, masses, low, high, wanted)
+        key = low.to(tl.int32)
+        missing = wanted - tl.sum(tl.where(keys > key, masses, 0))
+        ties = _ties(key, missing, row.largest, row.steep, BY_MASS=True)
+        kept = _kept(keys, key, ties) & present
+    amounts = tl.where(kept & (weights >= min_p), masses, 0)
+    target = below(bits, tl.sum(amounts))
+    return tl.min(tl.where(tl.cumsum(amounts) > target, token_id, _NO_ID))
+
+
+@triton.jit
+def _kept(keys: tl.tensor, key: tl.tensor, ties: tl.tensor) -> tl.tensor:
+    """Which of the elements are above a threshold, or among the first ties."""
+    is_tie = (keys == key).to(tl.int32)
+    return (keys > key) | ((is_tie > 0) & (tl.cumsum(is_tie) <= ties))
+
+
+@triton.jit
+def _draw_many(
+    row: _Row,
+    lowest: tl.tensor,
+    whole: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    bits: tl.tensor,
+) -> tl.tensor:
+    """Draw by reading the active segments again and again."""
+    key = tl.full([], _LOWEST_KEY, tl.int32)
+    ties = tl.full([], 0, tl.int64)
+    if top_k > 0:
+        key, ties = _threshold(row, lowest, top_k.to(tl.int64), BY_MASS=False)
+        lowest = key
+    if top_p < 1.0:
+        if top_k > 0:
+            _, whole = _in_order(row, key, ties, 0.0, whole)
+        key, ties = _threshold(row, lowest, _mass_wanted(whole, top_p), BY_MASS=True)
+    _, total = _in_order(row, key, ties, min_p, whole)
+    token, _ = _in_order(row, key, ties, min_p, below(bits, total))
+    return token
 
 
 @triton.jit
 def draw_filtered(
     logits: tl.tensor,
     active: tl.tensor,
+    candidates: tl.tensor,
     segment: tl.tensor,
     segment_largest: tl.tensor,
     segment_mass: tl.tensor,
@@ -196,12 +331,14 @@ def draw_filtered(
     top_p: tl.tensor,
     min_p: tl.tensor,
     bits: tl.tensor,
+    CANDIDATES: tl.constexpr,
 ) -> tl.tensor:
     """Draw one token of a row of which at least one filter is on.
 
     Args:
         logits: The row; its largest logit is finite.
         active: Scratch for ``num_segments`` int32.
+        candidates: Scratch for ``CANDIDATES`` int32.
         segment: 0, 1 and so on, a power of two from ``num_segments``.
         segment_largest: Largest logit of each; minus infinity behind the last.
         segment_mass: Mass of each, against ``largest``.
@@ -213,6 +350,7 @@ def draw_filtered(
         top_p: 1 is off.
         min_p: 0 is off.
         bits: Random.
+        CANDIDATES: Tokens that fit into registers; a power of two. Does not change the result.
     """
     whole = tl.sum(segment_mass)
     bound = _bound(
@@ -223,18 +361,14 @@ def draw_filtered(
     tl.debug_barrier()  # all of the list is written before any thread of the program reads it
     num_active = tl.sum(is_active.to(tl.int32))
     row = _Row(logits, vocab_size, largest, steep, active, num_active)
-
     lowest = key_of(bound)
-    key = tl.full([], _LOWEST_KEY, tl.int32)
-    ties = tl.full([], 0, tl.int64)
-    if top_k > 0:
-        key, ties = _threshold(row, lowest, top_k.to(tl.int64), BY_MASS=False)
-        lowest = key
-    if top_p < 1.0:
-        if top_k > 0:
-            _, whole = _in_order(row, key, ties, 0.0, whole)
-        wanted = tl.ceil(top_p.to(tl.float64) * whole.to(tl.float64)).to(tl.int64)
-        key, ties = _threshold(row, lowest, tl.maximum(wanted, 1), BY_MASS=True)
-    _, total = _in_order(row, key, ties, min_p, whole)
-    token, _ = _in_order(row, key, ties, min_p, below(bits, total))
+    count = _note_candidates(row, lowest, candidates, CANDIDATES)
+    tl.debug_barrier()  # as above
+    token = tl.full([], _NO_ID, tl.int32)
+    if count <= CANDIDATES:
+        token = _draw_few(
+            row, candidates, count, lowest, whole, top_k, top_p, min_p, bits, CANDIDATES
+        )
+    else:
+        token = _draw_many(row, lowest, whole, top_k, top_p, min_p, bits)
     return token
