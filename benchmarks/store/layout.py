@@ -50,6 +50,7 @@ def measure(options: StoreOptions) -> list[Row]:
         for _ in range(options.repeats):
             raw.append(one_round(options, work, RawFile))
             own.append(one_round(options, work, _product, churn=True))
+            print(f"{size_kib} KiB: {len(own)} of {options.repeats}", flush=True)
         rows += _rows(f"{size_kib} KiB", raw, own)
     return rows
 
@@ -113,11 +114,11 @@ def _reopened(
     Read once before that is measured: a disk may be virtual, and what stands behind it is then to
     have seen every contender's files equally often.
     """
-    side.close()
-    side = make(path, work)
     speeds = []
     for _ in range(1 + COLD_READS):
+        side.close()  # what is mapped cannot be forgotten
         forget_pages(path)
+        side = make(path, work)
         speeds.append(_speed(work, side.read))
     return side, statistics.median(speeds[1:])
 

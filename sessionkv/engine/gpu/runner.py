@@ -71,7 +71,7 @@ class GpuRunner:
         self._decoder, self._device = decoder, device
         shape = (spec.num_layers, 2, spec.num_kv_heads, geometry.block_size, spec.head_dim)
         dtype = getattr(torch, geometry.dtype)
-        self._pool = torch.zeros((num_blocks, *shape), dtype=dtype, device=device)
+        self.pool = torch.zeros((num_blocks, *shape), dtype=dtype, device=device)
         self._inputs = StepInputs(
             block_size=geometry.block_size,
             max_model_len=max_model_len,
@@ -86,25 +86,25 @@ class GpuRunner:
             dtype=dtype,
             device=device,
         )
-        self._graphs = StepGraphs(self._decode, max_running, device)
+        self.graphs = StepGraphs(self._decode, max_running, device)
         self._samplers: dict[int, SamplerState] = {}
-        self.memory = GpuCopier(self._pool)
+        self.memory = GpuCopier(self.pool)
 
     @property
     def pool_bytes(self) -> int:
         """Memory of the pool."""
-        return self._pool.nbytes
+        return self.pool.nbytes
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile kernels and capture the graphs; ``progress`` is told how many of how many."""
         with torch.inference_mode():
-            self._graphs.capture(progress)
+            self.graphs.capture(progress)
 
     def close(self) -> None:
         """Let go of the model, the graphs and the pool."""
         self._samplers.clear()
         self.memory.close()
-        del self._graphs, self._decoder, self._pool, self._results
+        del self.graphs, self._decoder, self.pool, self._results
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
@@ -122,9 +122,9 @@ class GpuRunner:
         steps = [*decodes, *prefills]
         samples = [index for index, step in enumerate(steps) if step.sample]
         if not prefills and len(samples) == len(steps):
-            size = self._graphs.size_for(len(steps))
+            size = self.graphs.size_for(len(steps))
             self._inputs.fill_decodes(steps, size)
-            self._graphs.run(size)
+            self.graphs.run(size)
         else:
             self._compute_mixed(decodes, prefills, len(samples))
         return self._finish(plan, steps, samples)
@@ -133,7 +133,7 @@ class GpuRunner:
 
     def _decode(self, num_rows: int) -> None:
         """One token of each row, sampled: what a graph holds."""
-        hidden = self._decoder.forward(self._inputs.decodes(num_rows), self._pool)
+        hidden = self._decoder.forward(self._inputs.decodes(num_rows), self.pool)
         self._results.put_unusable(hidden)
         self._sample(hidden)
 
@@ -144,7 +144,7 @@ class GpuRunner:
         num_samples: int,
     ) -> None:
         batch = self._inputs.fill_mixed(decodes, prefills)
-        hidden = self._decoder.forward(batch, self._pool)
+        hidden = self._decoder.forward(batch, self.pool)
         self._results.put_unusable(hidden)
         if num_samples:
             self._sample(hidden[self._inputs.sampled(num_samples)])
@@ -171,7 +171,7 @@ class GpuRunner:
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         if copies:
             rows = [(copy.src, copy.dst, copy.num_tokens) for copy in copies]
-            copy_block_slots(self._pool, torch.tensor(rows, device=self._device))
+            copy_block_slots(self.pool, torch.tensor(rows, device=self._device))
 
     # -- results ----------------------------------------------------------------------------------
 

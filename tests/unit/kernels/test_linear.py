@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sessionkv.kernels import linear as linear_module
 from sessionkv.kernels.linear import BlasLinear, Linear, PackedLinear, pack
 
 
@@ -29,10 +30,22 @@ def test_product_equals_float64(make: Callable[..., Linear], rows: int, bias: bo
     assert linear.nbytes == (200 * 96 + (200 if bias else 0)) * 4
 
 
-def test_threads_that_spin_keep_numpys_blas_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "processor", "kind"),
+    [
+        ("passive", "vendor_id : AuthenticAMD", BlasLinear),
+        ("passive", "vendor_id : GenuineIntel", PackedLinear),
+        ("passive", "", PackedLinear),
+        (None, "vendor_id : AuthenticAMD", PackedLinear),
+    ],
+)
+def test_numpys_blas_is_for_amd_where_threads_do_not_spin(
+    monkeypatch: pytest.MonkeyPatch, policy: str | None, processor: str, kind: type[Linear]
+) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert isinstance(pack(torch.ones(4, 4)), PackedLinear)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    if policy is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.setattr(linear_module, "_processor", lambda: processor)
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
-    kind = BlasLinear if "openblas" in blas else PackedLinear
-    assert isinstance(pack(torch.ones(4, 4)), kind)
+    expected = kind if "openblas" in blas else PackedLinear
+    assert isinstance(pack(torch.ones(4, 4)), expected)
