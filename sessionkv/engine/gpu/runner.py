@@ -12,6 +12,7 @@ there is no GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from sessionkv.engine.gpu.copier import GpuCopier
 from sessionkv.engine.gpu.graphs import StepGraphs
 from sessionkv.engine.gpu.inputs import StepInputs
 from sessionkv.engine.gpu.results import StepResults
+from sessionkv.engine.runner import LaterResult
 from sessionkv.kernels.block_copies import copy_block_slots
 from sessionkv.kernels.sampling import sample_tokens
 from sessionkv.model.gpu_decoder import GpuDecoder
@@ -105,6 +107,12 @@ class GpuRunner:
         self._samplers.clear()
         self.memory.close()
         del self.graphs, self._decoder, self.pool, self._results
+
+    plans_ahead = False
+
+    def launch(self, plan: StepPlan) -> LaterResult:
+        """See :class:`~sessionkv.engine.runner.Runner`."""
+        return LaterResult(partial(self.execute, plan))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
