@@ -110,10 +110,13 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError:  # no git here
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 

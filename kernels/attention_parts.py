@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sessionkv.kernels.arguments import INT32, check_tensor
+from sessionkv.kernels.arguments import FLOAT32, INT32, check_tensor
 from sessionkv.kernels.attention_arguments import check_pool, check_range, check_rows
 from sessionkv.kernels.attention_launch import power_of_2
 
@@ -106,6 +106,7 @@ def merge_attention(
     log_sums_b: Tensor,
     *,
     out: Tensor | None = None,
+    log_sums: Tensor | None = None,
 ) -> Tensor:
     """Join the results of the same queries over two sets of positions.
 
@@ -116,6 +117,8 @@ def merge_attention(
         out_b: As ``out_a``, of the same type.
         log_sums_b: Likewise.
         out: Where to write the result, contiguous; may be ``out_a`` or ``out_b``.
+        log_sums: Where to write the logarithms of the sums over both, ``[num_tokens, num_heads]``
+            fp32, contiguous; may be ``log_sums_a`` or ``log_sums_b``.
 
     Returns:
         ``[num_tokens, num_heads, head_dim]`` in the type of ``out_a``; summed in fp32. Zeros for
@@ -137,12 +140,14 @@ def merge_attention(
     if out is None:
         out = torch.empty(out_a.shape, dtype=out_a.dtype, device=out_a.device)
     check_tensor("out", out, out_a.shape, dtypes=(out_a.dtype,), like=out_a)
+    if log_sums is not None:
+        check_tensor("log_sums", log_sums, out_a.shape[:2], dtypes=FLOAT32, like=out_a)
     num_tokens, num_heads, head_dim = out_a.shape
     dims = power_of_2(head_dim)
     rows = max(1, _MERGED // dims)
     if num_tokens:
         _merge[(triton.cdiv(num_tokens * num_heads, rows),)](
-            out_a, log_sums_a, out_b, log_sums_b, out, num_tokens * num_heads,
+            out_a, log_sums_a, out_b, log_sums_b, out, log_sums, num_tokens * num_heads,
             *out_a.stride()[:2], *log_sums_a.stride(), *out_b.stride()[:2], *log_sums_b.stride(),
             HEADS=num_heads, HEAD_DIM=head_dim, ROWS=rows, DIMS=dims, num_warps=4,
         )  # fmt: skip
@@ -151,7 +156,7 @@ def merge_attention(
 
 @triton.jit(
     do_not_specialize=["num_rows", "logs_a_token", "logs_a_head", "logs_b_token", "logs_b_head"],
-    do_not_specialize_on_alignment=["logs_a", "logs_b"],
+    do_not_specialize_on_alignment=["logs_a", "logs_b", "log_sums"],
 )
 def _merge(
     out_a: tl.tensor,
@@ -159,6 +164,7 @@ def _merge(
     out_b: tl.tensor,
     logs_b: tl.tensor,
     out: tl.tensor,
+    log_sums: tl.tensor,
     num_rows: tl.tensor,
     a_token: tl.tensor,
     a_head: tl.tensor,
@@ -191,6 +197,11 @@ def _merge(
     a = tl.load(out_a + a_cells, mask=cells & (weight_a > 0.0)[:, None], other=0.0)
     b = tl.load(out_b + b_cells, mask=cells & (weight_b > 0.0)[:, None], other=0.0)
     sums = a.to(tl.float32) * weight_a[:, None] + b.to(tl.float32) * weight_b[:, None]
-    merged = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    is_blind = total == 0.0
+    total = tl.where(is_blind, 1.0, total)
+    merged = sums / total[:, None]
     out_cells = row[:, None] * HEAD_DIM + dim[None, :]
     tl.store(out + out_cells, merged.to(out.dtype.element_ty), mask=cells)
+    if log_sums is not None:
+        log_sum = tl.where(is_blind, lowest, tl.log(total) + top)
+        tl.store(log_sums + row, log_sum, mask=is_row)

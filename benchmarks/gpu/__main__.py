@@ -7,19 +7,24 @@ ended. Exit code 1 when something failed or a bound is not met.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gpu.engine import Setting
+from benchmarks.gpu.machine import describe
 from benchmarks.gpu.models import SHAPES
 from benchmarks.gpu.results import Results
+from benchmarks.gpu.setting import Setting, in_child
 from benchmarks.gpu.stages import STAGES, run_stage
 from benchmarks.report import as_json, as_table, environment
 
 FAST = Path("/dev/shm")
+ROOM_BYTES = 20 * 2**30
+"""For all models."""
 
 
 def main() -> int:
@@ -37,8 +42,16 @@ def main() -> int:
         )
         if args.list:
             return _list(setting)
-        results = Results(args.results / args.model, setting, only=args.only, again=args.again)
-        print(" · ".join(f"{key}: {value}" for key, value in environment().items()), flush=True)
+        about = environment() | ({} if args.model == "tiny" else in_child(describe))
+        about |= {"commit": args.commit} if args.commit else {}
+        print(" · ".join(f"{key}: {value}" for key, value in about.items()), flush=True)
+        results = Results(
+            args.results / args.model,
+            setting,
+            only=args.only,
+            again=args.again,
+            commit=about["commit"],
+        )
         for name, stage in STAGES.items():
             run_stage(name, stage, setting, results)
     rows = results.rows()
@@ -46,7 +59,9 @@ def main() -> int:
         if name in rows:
             print(f"\n## {name}: {STAGES[name].about}\n\n{as_table(rows[name])}")
     if args.json:
-        args.json.write_text(as_json({**rows}) + "\n", encoding="utf-8")
+        whole = json.loads(as_json({**rows})) | {"environment": about}
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     for name, words in results.failed.items():
         print(f"FAILED {name}: {words[:300]}")
     if results.left:
@@ -65,12 +80,26 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("build/gpu"), metavar="DIR")
     parser.add_argument("--again", action="store_true", help="also what was measured before")
     parser.add_argument("--budget-s", type=float, default=float("inf"), metavar="N")
+    parser.add_argument("--commit", metavar="TEXT", help="where there is no git to ask")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--step-tokens", type=int, metavar="N", help="scheduler.step_tokens")
-    work = (FAST if FAST.is_dir() else Path(tempfile.gettempdir())) / f"sessionkv-{os.getuid()}"
-    parser.add_argument("--work", type=Path, default=work, metavar="DIR", help="for models")
+    parser.add_argument("--work", type=Path, default=_work(), metavar="DIR", help="for models")
     parser.add_argument("--disk", type=Path, metavar="DIR", help="for stores")
-    return parser.parse_args()
+    args = parser.parse_args()
+    setting = Setting(args.model, args.work, args.work)
+    known = {name for stage in STAGES.values() for name in stage.cases(setting)} | set(STAGES)
+    if unknown := set(args.only) - known:
+        parser.error(f"no stage or case is called {', '.join(sorted(unknown))}; see --list")
+    return args
+
+
+def _work() -> Path:
+    """Memory, where there is room for the models or an earlier run has put them; else the disk."""
+    name = f"sessionkv-models-{os.getuid()}"
+    if (FAST / name).is_dir():
+        return FAST / name
+    is_large = FAST.is_dir() and shutil.disk_usage(FAST).free >= ROOM_BYTES
+    return (FAST if is_large else Path(tempfile.gettempdir())) / name
 
 
 def _list(setting: Setting) -> int:

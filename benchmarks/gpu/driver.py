@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +18,6 @@ from typing import Any
 from sessionkv import AsyncClient, SamplingParams
 from sessionkv.types import CacheReport
 
-TURN_LIMIT_S = 240.0
-"""A turn that takes longer ends as an error, so that a hang costs one case."""
 _START_S = 0.3
 """From asking the processes until all of them send at once."""
 
@@ -33,27 +31,23 @@ class Ask:
         count: So many tokens are generated, whatever they are.
         session: Name of a session that exists; None is a generation without one.
         cache: Use and fill the prefix cache; without a session only.
-        temperature: 0 is greedy.
-        logprobs: As in ``SamplingParams``.
+        sampling: Other fields of ``SamplingParams``.
     """
 
     tokens: Sequence[int]
-    count: int
+    count: int = 1
     session: str | None = None
     cache: bool = True
-    temperature: float = 0.6
-    logprobs: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the client's methods."""
-        sampling = SamplingParams(
-            temperature=self.temperature,
-            max_tokens=self.count,
-            ignore_eos=True,
-            logprobs=self.logprobs,
-        )
-        options = {"tokens": self.tokens, "sampling": sampling, "deadline_s": TURN_LIMIT_S}
+        fields = {"temperature": 0.6, **self.sampling, "max_tokens": self.count}
+        options = {
+            "tokens": self.tokens,
+            "sampling": SamplingParams(**fields, ignore_eos=True),
+        }
         return options if self.session is not None else options | {"cache": self.cache}
 
 
@@ -134,8 +128,8 @@ def one(client: Any, ask: Ask) -> Trace:
     return taker.trace(ask)
 
 
-async def one_async(client: AsyncClient, ask: Ask) -> Trace:
-    """As :func:`one`, in an event loop."""
+async def one_async(client: AsyncClient, ask: Ask, first: asyncio.Event | None = None) -> Trace:
+    """As :func:`one`, in an event loop; ``first`` is set when the first token comes."""
     options, taker = ask.options, _Taker()
     if ask.session is None:
         stream = client.stream_generate(**options)
@@ -143,6 +137,8 @@ async def one_async(client: AsyncClient, ask: Ask) -> Trace:
         stream = client.session(ask.session).stream(**options)
     async for event in stream:
         taker.take(event)
+        if first is not None:
+            first.set()
     return taker.trace(ask)
 
 
@@ -162,6 +158,11 @@ def together(endpoint: str, asks: Sequence[Ask], start_s: float = 0.0) -> list[T
     return asyncio.run(run())
 
 
+def _stay(seconds: float) -> None:
+    """A task whose process has loaded all this, and takes no other for a while."""
+    time.sleep(seconds)
+
+
 class Drivers:
     """Processes that ask; a context manager.
 
@@ -179,7 +180,7 @@ class Drivers:
 
             # Forking would copy the threads' locks, but not the threads, of the clients here.
             self._pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"))
-            for ready in [self._pool.submit(time.sleep, 1.0) for _ in range(self._count)]:
+            for ready in [self._pool.submit(_stay, 1.0) for _ in range(self._count)]:
                 ready.result()  # all of them are there, so none starts up in a measurement
         return self
 

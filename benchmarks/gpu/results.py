@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.engine import Setting
+from benchmarks.gpu.setting import Setting
 from benchmarks.report import Row, as_table
 
 
@@ -28,7 +28,13 @@ class Results:
     """
 
     def __init__(
-        self, folder: Path, setting: Setting, *, only: Collection[str] = (), again: bool = False
+        self,
+        folder: Path,
+        setting: Setting,
+        *,
+        only: Collection[str] = (),
+        again: bool = False,
+        commit: str = "unknown",
     ) -> None:
         """Read what is there.
 
@@ -37,9 +43,10 @@ class Results:
             setting: Its ``known`` rows are filled from what is there, and from what is measured.
             only: Names of cases to measure; none is all.
             again: Measure them also where they are there already.
+            commit: Kept with each case.
         """
         self.folder, self._setting = folder, setting
-        self._only, self._again = set(only), again
+        self._only, self._again, self._commit = set(only), again, commit
         self.failed: dict[str, str] = {}
         self.left: list[str] = []
         self.stages: dict[str, dict[str, Any]] = {}
@@ -93,7 +100,12 @@ class Results:
     def _keep(self, stage: str, name: str, rows: list[Row], seconds: float) -> None:
         self._setting.known.update({row.name: row for row in rows})
         cases = self.stages.setdefault(stage, {})
-        cases[name] = {"seconds": round(seconds, 2), "rows": [asdict(row) for row in rows]}
+        cases[name] = {
+            "commit": self._commit,
+            "date": time.strftime("%Y-%m-%d %H:%M"),
+            "seconds": round(seconds, 2),
+            "rows": [asdict(row) for row in rows],
+        }
         draft = self.folder / f".{stage}.draft"
         draft.write_text(json.dumps(cases, indent=1) + "\n", encoding="utf-8")
         draft.replace(self.folder / f"{stage}.json")

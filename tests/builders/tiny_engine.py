@@ -18,7 +18,18 @@ from tests.builders.engine import Building, CheckedEngine, engine_config
 from tests.builders.tiny_models import hugging_face_model, save_model
 
 
-class _Gated:
+def save_speaking_model(
+    folder: Path, variant: str = "llama", *, seed: int = 7, **shape: object
+) -> None:
+    """Save a model with a tokenizer that an engine can decode with."""
+    save_model(hugging_face_model(variant, seed=seed, **shape), folder)
+    words = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(words))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(words))
+
+
+class Gated:
     """A runner with a gate before each step."""
 
     def __init__(self, runner: Any, gate: Callable[[StepPlan], None]) -> None:
@@ -43,7 +54,7 @@ class _TinyBuilding(Building):
 
     def __call__(self, config: EngineConfig, **arguments: Any) -> BuiltEngine:
         gate = self._gate
-        wrap = None if gate is None else lambda runner: _Gated(runner, gate)
+        wrap = None if gate is None else lambda runner: Gated(runner, gate)
         self.built = build_engine(config, wrap_runner=wrap, **arguments)
         self.built.parts.planner.rates.observe_prefill = lambda *args, **fields: None
         return self.built
@@ -59,15 +70,12 @@ def tiny_engine(
     **config: Any,
 ) -> Iterator[CheckedEngine]:
     """An engine over the model that is saved (again) below ``folder``, with its store there too."""
-    save_model(hugging_face_model(variant, seed=seed), folder / "model")
-    words = folder / "model" / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(words))
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(words))
+    save_speaking_model(folder / "model", variant, seed=seed)
     whole = replace(
         engine_config(folder / "store", **config),
         model=str(folder / "model"),
         model_cache=folder / "cache",
+        device="cpu",
         offline=True,
     )
     engine = CheckedEngine(whole, _TinyBuilding(gate))

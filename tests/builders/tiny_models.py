@@ -72,12 +72,15 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def hugging_face_model(variant: str, *, seed: int = 7) -> torch.nn.Module:
-    """A transformers model with every weight random, norms and biases included."""
+def hugging_face_model(variant: str, *, seed: int = 7, **shape: object) -> torch.nn.Module:
+    """A transformers model with every weight random, norms and biases included.
+
+    ``shape`` overrides what the variants have in common.
+    """
     import transformers
 
     family, changes = VARIANTS[variant]
-    config = getattr(transformers, f"{family}Config")(**{**_SHAPE, **changes})
+    config = getattr(transformers, f"{family}Config")(**{**_SHAPE, **changes, **shape})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.driver import Trace, decode_rate, gaps_ms
-from benchmarks.gpu.engine import Setting
 from benchmarks.gpu.models import SHAPES, add_text, write_model
 from benchmarks.gpu.results import Results
+from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.stages import STAGES, run_stage
 from benchmarks.report import Row
 from sessionkv.model.prepare import prepare_model

@@ -66,15 +66,16 @@ def test_merge_of_two_parts_is_the_whole(device: torch.device, dtype: torch.dtyp
     scores, values = torch.randn(3, 70, 50) * 4, torch.randn(50, 3, 80)
     a, logs_a = parts(scores, values, slice(0, 20))
     b, logs_b = parts(scores, values, slice(20, 50))
-    whole, _ = parts(scores, values, slice(0, 50))
+    whole, whole_logs = parts(scores, values, slice(0, 50))
     a = a.contiguous().to(device, dtype)
     b = b.transpose(0, 1).contiguous().transpose(0, 1).to(device, dtype)  # as torch returns it
-    given = (a, logs_a.to(device), b, logs_b.to(device))
+    given = (a, logs_a.contiguous().to(device), b, logs_b.to(device))
     bound = 2e-6 if dtype == torch.float32 else 2e-3
     merged = merge_attention(*given)
     torch.testing.assert_close(merged, whole.to(device, dtype), atol=bound, rtol=bound)
-    assert torch.equal(merge_attention(*given, out=given[0]), merged)
+    assert torch.equal(merge_attention(*given, out=given[0], log_sums=given[1]), merged)
     assert torch.equal(given[0], merged)
+    torch.testing.assert_close(given[1], whole_logs.to(device))
 
 
 def test_merge_reads_nothing_of_a_part_that_saw_nothing(device: torch.device) -> None:
@@ -82,9 +83,11 @@ def test_merge_reads_nothing_of_a_part_that_saw_nothing(device: torch.device) ->
     b = torch.full_like(a, torch.nan)
     never = torch.full((2, 1), -torch.inf, device=device)
     logs = torch.tensor([[3.0], [-torch.inf]], device=device)
-    merged = merge_attention(a, logs, b, never)
+    both = torch.zeros_like(logs)
+    merged = merge_attention(a, logs, b, never, log_sums=both)
     assert torch.equal(merged[0], a[0])
     assert (merged[1] == 0.0).all()
+    torch.testing.assert_close(both, logs)
 
 
 def test_merge_refuses_parts_that_differ() -> None:

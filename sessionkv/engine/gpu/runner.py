@@ -11,7 +11,7 @@ there is no GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -20,27 +20,36 @@ from torch import Tensor
 from sessionkv.engine.gpu.copier import GpuCopier
 from sessionkv.engine.gpu.graphs import StepGraphs
 from sessionkv.engine.gpu.inputs import StepInputs
-from sessionkv.engine.gpu.results import StepResults
+from sessionkv.engine.gpu.results import FetchedResults, StepResults
+from sessionkv.engine.gpu.sampling import ExtraSampling
 from sessionkv.engine.runner import LaterResult
 from sessionkv.kernels.block_copies import copy_block_slots
 from sessionkv.kernels.sampling import sample_tokens
 from sessionkv.model.gpu_decoder import GpuDecoder
-from sessionkv.model.sampling import SamplerState, sample
 from sessionkv.types import (
     BlockCopy,
     KVGeometry,
     SampledToken,
-    SequenceStart,
     SequenceStep,
     StepOutput,
     StepPlan,
+    TokenLogprob,
 )
 
 _NOT_FINITE = "the model's output is not a finite number"
 
 
 class GpuRunner:
-    """A :class:`~sessionkv.engine.runner.Runner` over a decoder on a GPU."""
+    """A :class:`~sessionkv.engine.runner.Runner` over a decoder on a GPU.
+
+    A plan made ahead finds its tokens where the step before leaves them, on the device: nothing of
+    a step but its results goes through the host.
+
+    Attributes:
+        plans_ahead: True: while the device computes, the host plans.
+    """
+
+    plans_ahead = True
 
     def __init__(
         self,
@@ -89,7 +98,8 @@ class GpuRunner:
             device=device,
         )
         self.graphs = StepGraphs(self._decode, max_running, device)
-        self._samplers: dict[int, SamplerState] = {}
+        self._extras = ExtraSampling(max_running, vocab_size=spec.vocab_size, device=device)
+        self._sampled_last: dict[int, int] = {}  # where, by seq_id, the last step leaves a token
         self.memory = GpuCopier(self.pool)
 
     @property
@@ -104,38 +114,65 @@ class GpuRunner:
 
     def close(self) -> None:
         """Let go of the model, the graphs and the pool."""
-        self._samplers.clear()
         self.memory.close()
-        del self.graphs, self._decoder, self.pool, self._results
+        del self.graphs, self._decoder, self.pool, self._inputs, self._results, self._extras
 
-    plans_ahead = False
-
-    def launch(self, plan: StepPlan) -> LaterResult:
-        """See :class:`~sessionkv.engine.runner.Runner`."""
-        return LaterResult(partial(self.execute, plan))
+    def execute(self, plan: StepPlan) -> StepOutput:
+        """Launch one plan and wait for it."""
+        return self.launch(plan).result()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Carry out one plan; see :class:`~sessionkv.engine.runner.Runner`."""
+    def launch(self, plan: StepPlan) -> LaterResult:
+        """See :class:`~sessionkv.engine.runner.Runner`; waits for nothing on the device.
+
+        But for uploads that are rare: of starts, copies, and changes of what is sampled otherwise.
+        """
         for seq_id in plan.ends:
             self._inputs.rows.end(seq_id)
-            self._samplers.pop(seq_id, None)
+            self._extras.end(seq_id)
         self._copy(plan.copies)
         for start in plan.starts:
-            self._start(start)
+            self._inputs.rows.start(start)
+            self._extras.start(start)
         if not plan.steps:
-            return StepOutput(plan.step_id)
+            return LaterResult(partial(StepOutput, plan.step_id))
         decodes = [step for step in plan.steps if len(step.token_ids) == 1]
         prefills = [step for step in plan.steps if len(step.token_ids) > 1]
         steps = [*decodes, *prefills]
-        samples = [index for index, step in enumerate(steps) if step.sample]
-        if not prefills and len(samples) == len(steps):
+        seq_ids = [step.seq_id for step in steps if step.sample]
+        extra = self._extras.prepare(seq_ids)
+        if not prefills and len(seq_ids) == len(steps):
             size = self.graphs.size_for(len(steps))
-            self._inputs.fill_decodes(steps, size)
+            if plan.is_ahead:
+                sources = [self._sampled_last[seq_id] for seq_id in seq_ids]
+                self._inputs.fill_ahead(
+                    steps, size, sources=sources, token_ids=self._results.token_ids
+                )
+            else:
+                self._inputs.fill_decodes(steps, size)
             self.graphs.run(size)
         else:
-            self._compute_mixed(decodes, prefills, len(samples))
-        return self._finish(plan, steps, samples)
+            self._compute_mixed(decodes, prefills, len(seq_ids))
+        wanted: Mapping[int, int] = {}
+        if extra is not None:
+            self._extras.sample(
+                extra,
+                self._results.logits,
+                sampling=self._inputs.sampling(len(seq_ids)),
+                results=self._results,
+            )
+            wanted = extra.num_likeliest
+        num_tokens = sum(len(step.token_ids) for step in steps)
+        self._sampled_last = {seq_id: row for row, seq_id in enumerate(seq_ids)}
+        fetch = self._results.send(num_tokens, num_samples=len(seq_ids), num_asked=len(wanted))
+
+        def result() -> StepOutput:
+            fetched = fetch()
+            failed = _failed(steps, fetched)
+            sampled = _sampled(seq_ids, fetched, wanted, failed)
+            return StepOutput(plan.step_id, sampled, failed)
+
+        return LaterResult(result)
 
     # -- computing --------------------------------------------------------------------------------
 
@@ -162,56 +199,43 @@ class GpuRunner:
         logits = self._decoder.logits(hidden, out=self._results.logits[:num_rows])
         self._results.put_sampled(*sample_tokens(logits, self._inputs.sampling(num_rows)))
 
-    # -- sequences --------------------------------------------------------------------------------
-
-    def _start(self, start: SequenceStart) -> None:
-        self._inputs.rows.start(start)
-        sampler = SamplerState(
-            start.sampling,
-            token_ids=start.token_ids,
-            num_prompt_tokens=start.num_prompt_tokens,
-            stop_token_ids=start.stop_token_ids,
-            vocab_size=self.vocab_size,
-        )
-        if sampler.has_state:
-            self._samplers[start.seq_id] = sampler
-
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         if copies:
             rows = [(copy.src, copy.dst, copy.num_tokens) for copy in copies]
             copy_block_slots(self.pool, torch.tensor(rows, device=self._device))
 
-    # -- results ----------------------------------------------------------------------------------
 
-    def _finish(
-        self, plan: StepPlan, steps: Sequence[SequenceStep], samples: Sequence[int]
-    ) -> StepOutput:
-        """Wait for the step; which sequences have no usable result, what the others sampled."""
-        num_tokens = sum(len(step.token_ids) for step in steps)
-        unusable, token_ids, bad_rows = self._results.fetch(num_tokens, len(samples))
-        failed: dict[int, str] = {}
-        if unusable.any():
-            end = 0
-            for step in steps:
-                start, end = end, end + len(step.token_ids)
-                if unusable[start:end].any():
-                    failed[step.seq_id] = _NOT_FINITE
-        sampled: dict[int, SampledToken] = {}
-        for row, index in enumerate(samples):
-            seq_id = steps[index].seq_id
-            if bad_rows[row]:
-                failed[seq_id] = _NOT_FINITE
-            elif seq_id not in failed:
-                token = SampledToken(token_ids[row])
-                if seq_id in self._samplers:
-                    token = self._sample_with_state(seq_id, row)
-                self._inputs.rows.sampled(seq_id)
-                sampled[seq_id] = token
-        return StepOutput(plan.step_id, sampled, failed)
+def _failed(steps: Sequence[SequenceStep], fetched: FetchedResults) -> dict[int, str]:
+    """Sequences without a usable result, with the reason; the steps in the order of their rows."""
+    failed: dict[int, str] = {}
+    if fetched.unusable.any():
+        end = 0
+        for step in steps:
+            start, end = end, end + len(step.token_ids)
+            if fetched.unusable[start:end].any():
+                failed[step.seq_id] = _NOT_FINITE
+    if any(fetched.bad):
+        samples = (step.seq_id for step in steps if step.sample)
+        bad = (seq_id for seq_id, is_bad in zip(samples, fetched.bad, strict=True) if is_bad)
+        failed |= dict.fromkeys(bad, _NOT_FINITE)
+    return failed
 
-    def _sample_with_state(self, seq_id: int, row: int) -> SampledToken:
-        """Sample what depends on more than logits and parameters, such as penalties."""
-        sampler = self._samplers[seq_id]
-        token = sample(self._results.logits[row].float().cpu(), sampler)
-        sampler.append(token.token_id)
-        return token
+
+def _sampled(
+    seq_ids: Sequence[int],
+    fetched: FetchedResults,
+    wanted: Mapping[int, int],
+    failed: Mapping[int, str],
+) -> dict[int, SampledToken]:
+    """The tokens of those that have not failed; ``wanted`` as in :class:`ExtraRows`."""
+    logprobs = {
+        row: tuple(map(TokenLogprob, ids[: 1 + count], values))
+        for (row, count), ids, values in zip(
+            wanted.items(), fetched.logprob_ids, fetched.logprobs, strict=True
+        )
+    }
+    return {
+        seq_id: SampledToken(fetched.token_ids[row], logprobs.get(row, ()))
+        for row, seq_id in enumerate(seq_ids)
+        if seq_id not in failed
+    }
