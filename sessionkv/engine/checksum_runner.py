@@ -15,10 +15,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from zlib import crc32
 
 from sessionkv.engine.device_memory import HostPool
+from sessionkv.engine.runner import LaterResult
 from sessionkv.types import (
+    PENDING,
     KVGeometry,
     SampledToken,
     SamplingParams,
@@ -128,16 +131,23 @@ def _fake_logprobs(state: int, token_id: int, vocab_size: int, count: int) -> Sa
 
 
 class _Running:
-    """What the runner keeps of one sequence between plans."""
+    """What the runner keeps of one sequence between plans.
+
+    Its tokens are the runner's own: those it started with and those sampled since.
+    """
 
     __slots__ = ("known", "num_computed", "start", "table", "token_ids")
 
     def __init__(self, start: SequenceStart) -> None:
         self.start = start
         self.table = list(start.block_ids)
-        self.token_ids = start.token_ids
+        self.token_ids = list(start.token_ids)
         self.num_computed = start.num_cached_tokens
         self.known = False
+
+
+def _is_pending(step: SequenceStep) -> bool:
+    return step.sample and list(step.token_ids) == [PENDING]
 
 
 def checksum_geometry(block_size: int) -> KVGeometry:
@@ -148,8 +158,9 @@ def checksum_geometry(block_size: int) -> KVGeometry:
 class ChecksumRunner:
     """Implements :class:`sessionkv.engine.runner.Runner` over one ``bytearray``.
 
-    Used by one thread. A step costs a few microseconds a token; with ``full_read`` also about
-    15 ns for every position of the sequences that sample.
+    Used by one thread. Computes a step when its result is asked for. A step costs a few
+    microseconds a token; with ``full_read`` also about 15 ns for every position of the sequences
+    that sample.
     """
 
     def __init__(
@@ -161,6 +172,7 @@ class ChecksumRunner:
         max_model_len: int = 4096,
         fingerprint: str = "checksum",
         full_read: bool = True,
+        plans_ahead: bool = False,
         never_sample: Collection[int] = (),
         script: Callable[[Sequence[int]], int | None] | None = None,
         sampler: Sampler | None = None,
@@ -178,6 +190,8 @@ class ChecksumRunner:
             fingerprint: Stands for the weights: another one gives other KV and other tokens.
             full_read: Read every cell for each token sampled. Off, only the last one and one
                 pseudo-random earlier one: a token's cost no longer grows with the history.
+            plans_ahead: Whether the next step is to be planned before one is collected: nothing
+                is won by it here, but the whole engine can be tested so.
             never_sample: Ids that are not sampled, such as end tokens.
             script: Given all tokens so far, the one to sample next, or None for the hash.
             sampler: Chooses from pseudo-logits instead of the hash.
@@ -198,6 +212,7 @@ class ChecksumRunner:
         self._first_state = first_state(fingerprint)
         self._vocabulary = Vocabulary(vocab_size, frozenset(never_sample))
         self._full_read = full_read
+        self.plans_ahead = plans_ahead
         self._script = script
         self._sampler = sampler
         self._gate = gate
@@ -222,6 +237,10 @@ class ChecksumRunner:
         """Forget all sequences; views handed out stay valid."""
         self._running.clear()
 
+    def launch(self, plan: StepPlan) -> LaterResult:
+        """See :class:`~sessionkv.engine.runner.Runner`."""
+        return LaterResult(partial(self.execute, plan))
+
     def execute(self, plan: StepPlan) -> StepOutput:
         """Carry out one plan.
 
@@ -243,7 +262,11 @@ class ChecksumRunner:
         for i, step in enumerate(plan.steps):
             if failing and i >= len(plan.steps) // 2:
                 raise RuntimeError(f"step {plan.step_id} was told to fail")
-            sequence = self._checked(step)
+            sequence = self._known(step)
+            if _is_pending(step) and step.start == len(sequence.token_ids):
+                failed[step.seq_id] = "the step before sampled nothing"
+                continue
+            self._check(sequence, step)
             if self._fail_sequence is not None and self._fail_sequence(
                 step.seq_id, sequence.token_ids
             ):
@@ -300,13 +323,17 @@ class ChecksumRunner:
         self._memory[block_id * size : (block_id + 1) * size] = _POISON * size
         self._fill[block_id] = 0
 
-    def _checked(self, step: SequenceStep) -> _Running:
-        """Check one step against the rules and bring the sequence's table up to date."""
+    def _known(self, step: SequenceStep) -> _Running:
+        """The sequence of a step, its table brought up to date."""
         sequence = self._running.get(step.seq_id)
         if sequence is None:
             raise PlanError(f"sequence {step.seq_id} has a step but did not start")
         sequence.table.extend(step.new_block_ids)
         self._hold(step.new_block_ids, 1)
+        return sequence
+
+    def _check(self, sequence: _Running, step: SequenceStep) -> None:
+        """Check one step against the rules."""
         if not sequence.known:
             self._take_cached(sequence)
         end = step.start + len(step.token_ids)
@@ -317,11 +344,11 @@ class ChecksumRunner:
             )
         if end > len(sequence.table) * self._block_size or end > self.max_model_len:
             raise PlanError(f"sequence {step.seq_id} writes position {end - 1}, past its table")
-        if list(sequence.token_ids[step.start : end]) != list(step.token_ids):
+        given = sequence.token_ids[step.start : end]
+        if given != list(step.token_ids) and not _is_pending(step):
             raise PlanError(f"sequence {step.seq_id} is given other tokens than it has")
         if step.sample and end != len(sequence.token_ids):
             raise PlanError(f"sequence {step.seq_id} samples before its last token")
-        return sequence
 
     def _take_cached(self, sequence: _Running) -> None:
         """At a sequence's first step: what it was given counts as written from here on.
@@ -358,14 +385,14 @@ class ChecksumRunner:
         return crc32(cell, _state_of(cell))
 
     def _write(self, sequence: _Running, step: SequenceStep) -> None:
-        state = self._state_before(sequence, step.start)
-        for position, token_id in enumerate(step.token_ids, step.start):
+        state, end = self._state_before(sequence, step.start), step.start + len(step.token_ids)
+        for position, token_id in enumerate(sequence.token_ids[step.start : end], step.start):
             self._claim(sequence, position)
             at = self._slot(sequence, position)
             cell = make_cell(state, token_id, position)
             self._memory[at : at + CELL_BYTES] = cell
             state = crc32(cell, state)
-        sequence.num_computed = step.start + len(step.token_ids)
+        sequence.num_computed = end
 
     def _skip(self, sequence: _Running, step: SequenceStep) -> None:
         """A failed step leaves garbage where its cells belong."""
@@ -402,6 +429,11 @@ class ChecksumRunner:
         return state
 
     def _sample(self, sequence: _Running) -> SampledToken:
+        token = self._choose(sequence)
+        sequence.token_ids.append(token.token_id)
+        return token
+
+    def _choose(self, sequence: _Running) -> SampledToken:
         state, start = self._read(sequence), sequence.start
         token_id = self._script(sequence.token_ids) if self._script is not None else None
         if token_id is None and self._sampler is not None:

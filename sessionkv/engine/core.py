@@ -1,4 +1,7 @@
-"""The step loop: schedule, execute, commit, emit.
+"""The step loop: schedule, launch, collect, commit, emit.
+
+Where the runner computes elsewhere, the step after the one in flight is planned and launched before
+that one is collected, so that the device never waits for core; see :meth:`Core._step`.
 
 One thread owns everything below it (index, pools, tree, scheduler, runner); everyone else speaks to
 it through its inbox: front, journal, block store, movers. Nothing here waits but for the inbox, and
@@ -38,6 +41,7 @@ from sessionkv.engine.messages import (
     Verdict,
 )
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.steps import Steps
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
     EngineClosed,
@@ -48,7 +52,7 @@ from sessionkv.errors import (
 from sessionkv.ipc.messages import List
 from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
 from sessionkv.store.worker import Answered, Committed, DiskEvicted, LookedUp
-from sessionkv.types import MoveOutcome, StepPlan, Tier, Transfer, TransferResult
+from sessionkv.types import MoveOutcome, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +101,7 @@ class Core:
         self._tick_at = self._housekeeping_at = clock()
         self._writes = DurabilityDesk(parts, self._turns)
         self._drainer = Drainer(parts, self._turns, self._commits, self._writes)
+        self._steps = Steps(parts, clock)
         self._computing = False
         self._moves: dict[int, Transfer] = {}
         self._unchecked_since: float | None = None
@@ -109,6 +114,8 @@ class Core:
                 self._take_in()
                 self._step()
                 self._emit()
+            while self._steps:
+                self._collect()
         except Exception as failure:  # noqa: BLE001 - the actor's one boundary
             _log.exception("the engine's core failed")
             error = TurnFailed(f"the engine failed ({type(failure).__name__})")
@@ -119,34 +126,40 @@ class Core:
     # One round -------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        scheduler = self._parts.scheduler
-        plan = scheduler.schedule(self._clock())
+        """Launch what can be launched, then collect the oldest step.
+
+        ::
+
+            device   | step n                | step n+1                        | step n+2
+            core       plan n+1 | wait for n | commit n | plan n+2 | wait for n+1 | ...
+
+        Moves are handed out before anything is launched, so that they do not wait for it.
+        """
+        scheduler, steps = self._parts.scheduler, self._steps
+        plan = None if steps else scheduler.schedule(self._clock())
         self._start_moves()
-        self._computing = plan is not None
-        if plan is None:
+        if plan is not None:
+            for start in plan.starts:
+                self._turns.started(start.seq_id)
+            steps.launch(plan)
+        self._computing = bool(steps)
+        if not steps:
             return
-        for start in plan.starts:
-            self._turns.started(start.seq_id)
-        began = self._unchecked_since = self._clock()
-        try:
-            output = self._parts.runner.execute(plan)
-        except Exception as failure:  # noqa: BLE001 - the actor's one boundary
-            _log.exception("step %d failed", plan.step_id)
-            events = scheduler.fail_step(plan, failure)
-        else:
-            now = self._clock()
-            events = scheduler.commit(plan, output, now)
-            self._observe(plan, now - began)
+        self._unchecked_since = self._clock()
+        if steps.may_go_on:
+            ahead = scheduler.schedule_ahead(self._clock())
+            if ahead is not None:
+                steps.launch(ahead)
+        self._collect()
+
+    def _collect(self) -> None:
+        events = self._steps.collect()
         self._turns.take_events(events, self._clock())
 
     def _emit(self) -> None:
         if self._turns.out:
             self._front.put(self._turns.out)
             self._turns.out = []
-
-    def _observe(self, plan: StepPlan, elapsed_s: float) -> None:
-        self._parts.metrics.step(plan, elapsed_s)
-        self._parts.planner.rates.observe_step(plan, elapsed_s)
 
     def _start_moves(self) -> None:
         parts = self._parts

@@ -8,7 +8,9 @@ before it is submitted until its answer has been taken in, and core submits, tak
 steps on one thread. So, of the steps launched *before* the submit, the fence taken then waits for
 all: what a spill reads has been written, and what a fetch overwrites is read no more. Of the steps
 launched *between* submit and answer, none touches a leased block. And a step launched *after* the
-answer comes after the copy, since a mover answers only when the copy has ended.
+answer comes after the copy, since a mover answers only when the copy has ended. All this holds with
+two steps in flight: a sequence that ends while a step computes it keeps its leases until that step
+has been collected.
 """
 
 from __future__ import annotations
@@ -86,7 +88,11 @@ class Copied:
 
 
 class HostPool:
-    """A pool in host memory. Steps have ended when their results are taken in: no fences."""
+    """A pool in host memory, and no fences.
+
+    What a move reads was written by steps that have been collected, and what it overwrites no step
+    in flight touches.
+    """
 
     def __init__(self, view: Callable[[int], memoryview]) -> None:
         """Over a runner's views of blocks."""

@@ -127,9 +127,17 @@ class Metrics:
 
     # What happens ------------------------------------------------------------------------------
 
-    def step(self, plan: StepPlan, elapsed_s: float) -> None:
-        """A step succeeded; ``elapsed_s`` is what it took, which each token it sampled waited."""
-        prompt_tokens = sampled = decoded = 0
+    def step(self, plan: StepPlan, elapsed_s: float, *, num_dropped: int = 0) -> None:
+        """A step succeeded.
+
+        Args:
+            plan: What it computed.
+            elapsed_s: Time since the step before it had ended, or since it was launched where it
+                was launched later: what each token it sampled waited.
+            num_dropped: Sequences that it decoded for nothing, as they had ended before.
+        """
+        prompt_tokens = 0
+        sampled = decoded = -num_dropped
         started = {start.seq_id for start in plan.starts}
         for step in plan.steps:
             num_tokens = len(step.token_ids)

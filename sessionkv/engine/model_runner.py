@@ -13,11 +13,13 @@ import json
 import mmap
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from sessionkv.engine.device_memory import HostPool
+from sessionkv.engine.runner import LaterResult
 from sessionkv.errors import ConfigError, SessionKVError
 from sessionkv.kernels.paged_kv import copy_slots
 from sessionkv.model.attention import AttentionBatch, make_segment
@@ -27,7 +29,7 @@ from sessionkv.model.prepare import PreparedModel
 from sessionkv.model.sampling import SamplerState, sample
 from sessionkv.model.spec import ModelSpec
 from sessionkv.model.weights import WeightFiles
-from sessionkv.types import SampledToken, SequenceStart, SequenceStep, StepOutput, StepPlan
+from sessionkv.types import PENDING, SampledToken, SequenceStart, SequenceStep, StepOutput, StepPlan
 
 NUMERICS = "cpu fp32 3"
 """Names the arithmetic; to be changed whenever the same weights give other KV bytes."""
@@ -38,16 +40,23 @@ _NOT_FINITE = "the model's output is not a finite number"
 class _Sequence:
     """What the runner keeps of one running sequence."""
 
-    __slots__ = ("block_table", "mirror", "sampler")
+    __slots__ = ("block_table", "last_token", "mirror", "sampler")
 
     def __init__(self, table: list[int], mirror: Mirror | None, sampler: SamplerState) -> None:
         self.block_table = table
         self.mirror = mirror
         self.sampler = sampler
+        self.last_token = 0  # sampled last
 
 
 class ModelRunner:
-    """A :class:`~sessionkv.engine.runner.Runner` over a prepared model, fp32 on the CPU."""
+    """A :class:`~sessionkv.engine.runner.Runner` over a prepared model, fp32 on the CPU.
+
+    Attributes:
+        plans_ahead: False: the processor that computes is the one that plans.
+    """
+
+    plans_ahead = False
 
     def __init__(
         self,
@@ -120,9 +129,13 @@ class ModelRunner:
         self._sequences.clear()
         del self._decoder, self._pool, self._memory
 
+    def launch(self, plan: StepPlan) -> LaterResult:
+        """See :class:`~sessionkv.engine.runner.Runner`."""
+        return LaterResult(partial(self.execute, plan))
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Carry out one plan; see :class:`~sessionkv.engine.runner.Runner`."""
+        """Carry out one plan; raises as :class:`~sessionkv.engine.runner.LaunchedStep` does."""
         for seq_id in plan.ends:
             self._end(seq_id)
         for copy in plan.copies:
@@ -131,7 +144,7 @@ class ModelRunner:
             self._start(start)
         if not plan.steps:
             return StepOutput(plan.step_id)
-        token_ids = [token for step in plan.steps for token in step.token_ids]
+        token_ids = [token for step in plan.steps for token in self._tokens(step)]
         batch = self._batch(plan.steps)
         hidden = self._decoder.forward(
             torch.tensor(token_ids, dtype=torch.int64), pool=self._pool, batch=batch
@@ -153,6 +166,11 @@ class ModelRunner:
         )
         mirror = self._mirrors.create(len(start.token_ids) + 1)
         self._sequences[start.seq_id] = _Sequence(list(start.block_ids), mirror, sampler)
+
+    def _tokens(self, step: SequenceStep) -> Sequence[int]:
+        if step.token_ids[0] == PENDING:
+            return (self._sequences[step.seq_id].last_token,)
+        return step.token_ids
 
     def _end(self, seq_id: int) -> None:
         """Forget a sequence; one whose start failed is not known, which is fine."""
@@ -224,12 +242,14 @@ class ModelRunner:
             if not finite[index]:
                 failed[seq_id] = _NOT_FINITE
                 continue
-            sampler = self._sequences[seq_id].sampler
+            sequence = self._sequences[seq_id]
+            sampler = sequence.sampler
             if sampler.is_plain_greedy:
                 token = SampledToken(best[index])
             else:
                 token = sample(logits[index], sampler)
             sampler.append(token.token_id)
+            sequence.last_token = token.token_id
             sampled[seq_id] = token
         return sampled
 

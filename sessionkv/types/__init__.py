@@ -8,6 +8,7 @@ out.
 from sessionkv.types.blocks import BlockHash, BlockRecord, KVGeometry, Tier
 from sessionkv.types.cache import Admission, DiskQuery, Fetched, Match, Meeting
 from sessionkv.types.plan import (
+    PENDING,
     BlockCopy,
     SampledToken,
     SequenceStart,
@@ -50,6 +51,7 @@ from sessionkv.types.transfers import (
 from sessionkv.types.utf8 import utf8_bytes
 
 __all__ = [
+    "PENDING",
     "TOKEN_BYTES",
     "Admission",
     "BlockCopy",

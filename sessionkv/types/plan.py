@@ -4,6 +4,10 @@ A plan names blocks by id and holds no tensors, so the same plan can be sent to 
 each with its shard of the same blocks. Plans are deltas: a runner keeps the block table of each
 running sequence from its :class:`SequenceStart` to its end and appends what later steps add, so
 that the size of a plan does not depend on the length of the history.
+
+A plan may be made *ahead*, while the step before it is still being computed. It then only goes on
+with sequences of that step: each computes the one token that is being sampled for it there, which
+nobody knows yet, and has :data:`PENDING` in its place.
 """
 
 from __future__ import annotations
@@ -12,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sessionkv.types.sampling import SamplingParams
+
+PENDING = -1
+"""In place of a token id: the one that the step before samples for the same sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class SequenceStep:
 
     Attributes:
         start: Position of the first of ``token_ids``.
-        token_ids: At least one.
+        token_ids: At least one; :data:`PENDING` alone in a plan made ahead.
         new_block_ids: Blocks that join the end of the table before this step writes.
         sample: Whether to sample one token from the logits of the last position.
     """
@@ -76,7 +83,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one call of ``Runner.execute`` does, in this order: ends, freed, copies, starts, steps.
+    """What one step does, in this order: ends, freed, copies, starts, steps.
 
     Every KV write of the step happens before the attention that may read it (layer by layer), so a
     sequence may read blocks that one earlier in ``steps`` fills in the same plan.
@@ -94,6 +101,14 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     ends: tuple[int, ...] = ()
     freed_block_ids: tuple[int, ...] = ()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it was made while the step before it is computed: then all tokens are pending.
+
+        Such a plan has neither starts nor copies, and every step of it samples.
+        """
+        return bool(self.steps) and self.steps[0].token_ids[0] == PENDING
 
     @property
     def num_tokens(self) -> int:

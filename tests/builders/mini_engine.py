@@ -5,6 +5,7 @@ wait in a list until the test lets them end; their bytes are copied only then, s
 given away too early shows.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from sessionkv.cache.identity import KVIdentity
 from sessionkv.cache.manager import KVCacheManager
 from sessionkv.config import SchedulerConfig
 from sessionkv.engine.checksum_runner import ChecksumRunner
+from sessionkv.engine.runner import LaterResult
 from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.policy import LoadPolicy
 from sessionkv.engine.scheduler.scheduler import Scheduler
@@ -153,6 +155,7 @@ class MiniEngine:
         self.now = 0.0
         self.in_flight: list[Transfer] = []
         self.plans: list[StepPlan] = []
+        self.launched: deque[tuple[StepPlan, LaterResult]] = deque()
         self.outputs: dict[int, list[int]] = {}
         self.ends: dict[int, SequenceEvent] = {}
         self.reports: dict[int, CacheReport] = {}
@@ -185,24 +188,39 @@ class MiniEngine:
         return self.scheduler.cancel(seq_id)
 
     def step(self) -> bool:
-        """One round of the loop; whether anything was computed or moved."""
+        """One round of the loop; whether anything was computed or moved.
+
+        Where the runner plans ahead, a step is left in flight from one round to the next.
+        """
         self._answer_lookups()
-        plan = self.scheduler.schedule(self.now)
-        if plan is not None:
-            self.plans.append(plan)
-            try:
-                output = self.runner.execute(plan)
-            except RuntimeError as error:
-                self._take(self.scheduler.fail_step(plan, error))
-            else:
-                self._take(self.scheduler.commit(plan, output, self.now))
+        if not self.launched:
+            self._launch(self.scheduler.schedule(self.now))
+        if self.launched and self.runner.plans_ahead:
+            self._launch(self.scheduler.schedule_ahead(self.now))
+        computed = bool(self.launched)
+        if computed:
+            self._collect()
         self.in_flight += self.scheduler.take_transfers()
         moved = bool(self.in_flight) and not self.hold_transfers
         if moved:
             self.end_transfers()
         self._tidy_disk()
         self.now += 0.001
-        return plan is not None or moved or bool(self.scheduler.num_waiting)
+        return computed or moved or bool(self.scheduler.num_waiting)
+
+    def _launch(self, plan: StepPlan | None) -> None:
+        if plan is not None:
+            self.plans.append(plan)
+            self.launched.append((plan, self.runner.launch(plan)))
+
+    def _collect(self) -> None:
+        plan, step = self.launched.popleft()
+        try:
+            output = step.result()
+        except RuntimeError as error:
+            self._take(self.scheduler.fail_step(plan, error))
+        else:
+            self._take(self.scheduler.commit(plan, output, self.now))
 
     def run(self, steps: int = 2000) -> None:
         """Step until nothing is left to do.
@@ -214,7 +232,7 @@ class MiniEngine:
         for _ in range(steps):
             before = sum(map(len, self.outputs.values())) + len(self.ends)
             busy = self.step()
-            if not busy and not self.scheduler.num_running:
+            if not busy and not self.scheduler.num_running and not self.launched:
                 return
             after = sum(map(len, self.outputs.values())) + len(self.ends)
             idle = 0 if after > before else idle + 1
@@ -255,6 +273,9 @@ class MiniEngine:
         kept = sequence.num_prompt_tokens + event.num_output_tokens
         del self.outputs[event.seq_id][event.num_output_tokens :]
         self.scheduler.release(event.seq_id, kept)
+        # As an engine does with a log that goes on otherwise than what was sampled.
+        sequence.chain.truncate(kept)
+        sequence.chain.extend([511] * self.kv.block_size)
 
     def _answer_lookups(self) -> None:
         for seq_id, query in self.scheduler.take_lookups():

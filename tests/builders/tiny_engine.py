@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders
 
 from sessionkv import EngineConfig
 from sessionkv.engine.build import BuiltEngine, build_engine
-from sessionkv.types import StepOutput, StepPlan
+from sessionkv.engine.runner import LaunchedStep
+from sessionkv.types import StepPlan
 from tests.builders.engine import Building, CheckedEngine, engine_config
 from tests.builders.tiny_models import hugging_face_model, save_model
 
@@ -35,10 +36,10 @@ class Gated:
         self._runner = runner
         self._gate = gate
 
-    def execute(self, plan: StepPlan) -> StepOutput:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         self._gate(plan)
-        output: StepOutput = self._runner.execute(plan)
-        return output
+        step: LaunchedStep = self._runner.launch(plan)
+        return step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)

@@ -8,7 +8,7 @@ import pytest
 
 from sessionkv import CacheConfig, Engine, EngineConfig, SamplingParams
 from sessionkv.engine.build import BuiltEngine, build_engine
-from sessionkv.engine.runner import Runner
+from sessionkv.engine.runner import LaterResult, Runner
 from sessionkv.types import StepOutput, StepPlan
 from tests.builders import text as built
 from tests.builders.drift import Conversation, Drifter
@@ -32,8 +32,11 @@ class Recording:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        output = self._runner.execute(plan)
+    def launch(self, plan: StepPlan) -> LaterResult:
+        step = self._runner.launch(plan)
+        return LaterResult(lambda: self._kept(plan, step.result()))
+
+    def _kept(self, plan: StepPlan, output: StepOutput) -> StepOutput:
         if self.plan is not None:
             if plan.starts:
                 self.sampled = []

@@ -185,9 +185,10 @@ TIERS = [
 ]
 
 
+@pytest.mark.parametrize("plans_ahead", [False, True], ids=["in_turn", "ahead"])
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("tiers", range(len(TIERS)))
-def test_random_workloads_equal_the_cold_oracle(tiers: int, seed: int) -> None:
+def test_random_workloads_equal_the_cold_oracle(tiers: int, seed: int, plans_ahead: bool) -> None:
     choice = TIERS[tiers]
     disk = DictDisk(choice["disk"]) if choice["disk"] else None
     engine = MiniEngine(
@@ -195,12 +196,14 @@ def test_random_workloads_equal_the_cold_oracle(tiers: int, seed: int) -> None:
         host_blocks=choice["host_blocks"],
         disk=disk,
         step_tokens=random.Random(seed).choice((5, 9, 32)),
+        plans_ahead=plans_ahead,
     )
     Workload(seed, engine).run(40, longest=36)
 
 
+@pytest.mark.parametrize("plans_ahead", [False, True], ids=["in_turn", "ahead"])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_workloads_with_failures_equal_the_cold_oracle(seed: int) -> None:
+def test_random_workloads_with_failures_equal_the_cold_oracle(seed: int, plans_ahead: bool) -> None:
     chance = random.Random(seed + 1000)
     outcomes = [outcome for outcome in MoveOutcome if outcome is not MoveOutcome.OK]
     engine = MiniEngine(
@@ -211,6 +214,7 @@ def test_random_workloads_with_failures_equal_the_cold_oracle(seed: int) -> None
         fault=lambda _, move: chance.choice(outcomes) if chance.random() < 0.2 else None,
         fail_sequence=lambda seq_id, known: chance.random() < 0.03,
         fail_step=lambda plan: chance.random() < 0.02,
+        plans_ahead=plans_ahead,
     )
     workload = Workload(seed, engine)
     workload.run(40, longest=27)

@@ -34,6 +34,7 @@ ENGINES = st.fixed_dictionaries(
         "step_tokens": st.sampled_from((3, 8, 32)),
         "shared_tokens": st.sampled_from((None, 2)),
         "prefix_cache": st.sampled_from((True, True, True, False)),
+        "plans_ahead": st.booleans(),
     }
 )
 OUTCOMES = st.sampled_from((None, None, None, MoveOutcome.CORRUPT, MoveOutcome.NO_ROOM))

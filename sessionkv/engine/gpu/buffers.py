@@ -1,11 +1,12 @@
 """What a step tells the device: arrays at fixed addresses, filled by one copy.
 
-Each array exists twice, in host memory for numpy to write and on the device for kernels to read, at
-the same offset of one buffer. Fixed addresses are what lets a CUDA graph be replayed with new
-values.
+Each array exists on the device, for kernels to read, and twice in host memory, for numpy to write:
+at the same offset of one buffer each. Fixed addresses are what lets a CUDA graph be replayed with
+new values.
 
-Invariant: what was uploaded is not written again before the device is done with it; the runner sees
-to that by waiting for a step's result before it fills the next.
+Invariant: what was uploaded is not written again before the device is done with it. Steps write the
+two host buffers by turns, and when one is launched, the last but one before it has been collected.
+On the device the stream keeps them apart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class StepBuffers:
     """Arrays by name. The step loop's thread only.
 
     Attributes:
-        host: Name -> numpy array to write.
+        host: Name -> numpy array to write, from :meth:`turn` to :meth:`upload`; holds anything.
         device: Name -> tensor with the same content after :meth:`upload`.
     """
 
@@ -38,7 +39,7 @@ class StepBuffers:
 
         Args:
             arrays: Name -> dtype name and shape.
-            device: Where kernels run; on the CPU, host and device share their memory.
+            device: Where kernels run.
         """
         offsets, end = {}, 0
         for name, (dtype, shape) in arrays.items():
@@ -46,25 +47,36 @@ class StepBuffers:
             nbytes = math.prod(shape) * _DTYPES[dtype].itemsize
             end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         is_cuda = device.type == "cuda"
-        self._host = torch.zeros(end, dtype=torch.uint8, pin_memory=is_cuda)
-        self._device = torch.zeros(end, dtype=torch.uint8, device=device) if is_cuda else self._host
-        self.host: dict[str, IntArray] = {}
-        self.device: dict[str, Tensor] = {}
-        for name, (dtype, shape) in arrays.items():
-            count = math.prod(shape) * _DTYPES[dtype].itemsize
-            part = slice(offsets[name], offsets[name] + count)
-            self.host[name] = self._host[part].view(_DTYPES[dtype]).view(shape).numpy()
-            self.device[name] = self._device[part].view(_DTYPES[dtype]).view(shape)
+        self._device = torch.zeros(end, dtype=torch.uint8, device=device)
+        self._hosts = [torch.zeros(end, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(2)]
+
+        def views(memory: Tensor) -> dict[str, Tensor]:
+            found = {}
+            for name, (dtype, shape) in arrays.items():
+                count = math.prod(shape) * _DTYPES[dtype].itemsize
+                part = memory[offsets[name] : offsets[name] + count]
+                found[name] = part.view(_DTYPES[dtype]).view(shape)
+            return found
+
+        self.device = views(self._device)
+        self._arrays: list[dict[str, IntArray]] = [
+            {name: part.numpy() for name, part in views(memory).items()} for memory in self._hosts
+        ]
+        self.host = self._arrays[0]
+
+    def turn(self) -> None:
+        """A new step begins: ``host`` is what was uploaded by the last but one."""
+        self._hosts.reverse()
+        self._arrays.reverse()
+        self.host = self._arrays[0]
 
     def upload(self) -> None:
         """Start copying everything; kernels launched from now on see it."""
-        if self._device is not self._host:
-            self._device.copy_(self._host, non_blocking=True)
+        self._device.copy_(self._hosts[0], non_blocking=True)
 
     def upload_start(self, name: str, count: int) -> Tensor:
         """Start copying the first elements of one array only; those on the device."""
         target = self.device[name].view(-1)[:count]
-        if self._device is not self._host:
-            host = torch.from_numpy(self.host[name]).view(-1)[:count]
-            target.copy_(host, non_blocking=True)
+        host = torch.from_numpy(self.host[name]).view(-1)[:count]
+        target.copy_(host, non_blocking=True)
         return target

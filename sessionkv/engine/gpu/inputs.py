@@ -58,6 +58,7 @@ class StepInputs:
         )
         arrays = {name: (dtype, (max_running,)) for name, dtype in _PER_SAMPLE.items()}
         arrays["sampled"] = ("int64", (max_running,))
+        arrays["sources"] = ("int64", (max_running,))
         arrays["seq_lens"] = ("int32", (max_running,))
         arrays["query_starts"] = ("int32", (max_running + 1,))
         self._per_sequence = StepBuffers(arrays, device)
@@ -69,6 +70,34 @@ class StepInputs:
 
     def fill_decodes(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
         """Upload steps of one token each, with padding rows up to ``num_rows``."""
+        self._turn()
+        self._fill_decodes(steps, num_rows)
+
+    def fill_ahead(
+        self,
+        steps: Sequence[SequenceStep],
+        num_rows: int,
+        *,
+        sources: Sequence[int],
+        token_ids: Tensor,
+    ) -> None:
+        """As :meth:`fill_decodes`, where the tokens are known to the device alone.
+
+        Args:
+            steps: Of a plan that was made ahead.
+            num_rows: With padding.
+            sources: For each step, which of ``token_ids`` it computes.
+            token_ids: int64, on the device: what the step before samples. Read when all that was
+                launched so far is done.
+        """
+        self._turn()
+        count = len(steps)
+        self._per_sequence.host["sources"][:count] = sources
+        self._fill_decodes(steps, num_rows)
+        found = self._per_sequence.device["sources"][:count]
+        torch.index_select(token_ids, 0, found, out=self._one_each.device["token_ids"][:count])
+
+    def _fill_decodes(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
         rows = self._grow_tables(steps)
         count = len(rows)
         self._put_decodes(self._one_each.host, steps, rows)
@@ -98,6 +127,7 @@ class StepInputs:
         self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep]
     ) -> GpuBatch:
         """Upload steps of one token, then of several."""
+        self._turn()
         steps = [*decodes, *prefills]
         rows = self._grow_tables(steps)
         num_decodes, host = len(decodes), self._many.host
@@ -172,6 +202,10 @@ class StepInputs:
 
     # -- both -------------------------------------------------------------------------------------
 
+    def _turn(self) -> None:
+        for buffers in (self._one_each, self._many, self._per_sequence, self._packed):
+            buffers.turn()
+
     def _grow_tables(self, steps: Sequence[SequenceStep]) -> IntArray:
         """Rows of the steps' sequences, whose tables got their new blocks."""
         rows = [self.rows.row(step.seq_id) for step in steps]
@@ -184,7 +218,8 @@ class StepInputs:
     ) -> None:
         count = len(steps)
         positions = np.array([step.start for step in steps], np.int64)
-        host["token_ids"][:count] = [step.token_ids[0] for step in steps]
+        # No row may hold PENDING, as a later step may have it for padding.
+        host["token_ids"][:count] = [max(step.token_ids[0], 0) for step in steps]
         host["positions"][:count] = positions
         host["slots"][:count] = self._slots(rows, positions)
         self._per_sequence.host["seq_lens"][:count] = positions + 1
@@ -200,6 +235,7 @@ class StepInputs:
         count, host = len(rows), self._per_sequence.host
         for name in _PER_SAMPLE:
             host[name][:count] = getattr(self.rows, name)[rows]
+        self.rows.index[rows] += 1
 
     def _put_tables(self, rows: IntArray, steps: Sequence[SequenceStep]) -> None:
         """Upload the tables as far as any of the steps reads them."""

@@ -1,12 +1,15 @@
 """What a step leaves on the device, and how it gets to the host.
 
 Memory at fixed addresses, so that graphs of any size write into it. One copy brings what every step
-has, others what it has besides; waiting for them is the only wait of a step.
+has, others what it has besides; waiting for them is the only wait of a step. The next step may be
+launched before that: its results follow on the device, and go to other memory of the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,19 +56,13 @@ class StepResults:
         """Allocate for steps of at most so many sequences and tokens."""
         self.logits = torch.zeros((max_running, vocab_size), dtype=dtype, device=device)
         ends = 8 * max_running, 9 * max_running, 9 * max_running + max_step_tokens
-        self._device, self._host = _both(ends[-1], torch.uint8, device)
-        (self.token_ids, self._bad, self._unusable), self._host_parts = (
-            (memory[: ends[0]].view(torch.int64), memory[ends[0] : ends[1]], memory[ends[1] :])
-            for memory in (self._device, self._host)
-        )
-        count = 1 + MAX_LOGPROBS
+        self._device = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
+        self.token_ids, self._bad, self._unusable = _parts(self._device, ends)
         self._logprobs = [
-            tuple(memory.view(max_running, count) for memory in _both(max_running * count, *kind))
-            for kind in ((torch.int64, device), (torch.float32, device))
+            torch.zeros((max_running, 1 + MAX_LOGPROBS), dtype=dtype, device=device)
+            for dtype in (torch.int64, torch.float32)
         ]
-        self._done: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._hosts = [_HostResults(self._device, self._logprobs, ends) for _ in range(2)]
 
     def put_unusable(self, hidden: Tensor) -> None:
         """Note which rows of hidden states hold something that is not a finite number."""
@@ -80,34 +77,61 @@ class StepResults:
 
     def put_logprobs(self, first: int, ids: Tensor, values: Tensor) -> None:
         """Keep log-probabilities, ``[rows, at most 1 + MAX_LOGPROBS]``, from row ``first`` on."""
-        for (kept, _), found in zip(self._logprobs, (ids, values), strict=True):
+        for kept, found in zip(self._logprobs, (ids, values), strict=True):
             kept[first : first + found.shape[0], : found.shape[1]] = found
 
-    def fetch(self, num_tokens: int, *, num_samples: int, num_asked: int = 0) -> FetchedResults:
-        """Wait for the step.
+    def send(
+        self, num_tokens: int, *, num_samples: int, num_asked: int = 0
+    ) -> Callable[[], FetchedResults]:
+        """Start copying what the steps launched so far leave; never waits.
 
         Args:
             num_tokens: Rows of hidden states.
             num_samples: Rows of logits.
             num_asked: Rows of log-probabilities.
+
+        Returns:
+            Waits for the copy; to be called before the next but one is started.
         """
-        self._host.copy_(self._device, non_blocking=True)
+        self._hosts.reverse()
+        host = self._hosts[0]
+        host.copy(self._device, self._logprobs, num_asked)
+        return partial(host.fetch, num_tokens, num_samples, num_asked)
+
+
+class _HostResults:
+    """Memory of the host for the results of one step in flight."""
+
+    def __init__(self, device: Tensor, logprobs: Sequence[Tensor], ends: Sequence[int]) -> None:
+        self._memory, *self._logprobs = (
+            torch.zeros_like(part, device="cpu", pin_memory=device.is_cuda)
+            for part in (device, *logprobs)
+        )
+        self._parts = _parts(self._memory, ends)
+        self._done: torch.cuda.Event | None = None
+        if device.is_cuda:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def copy(self, device: Tensor, logprobs: Sequence[Tensor], num_asked: int) -> None:
+        self._memory.copy_(device, non_blocking=True)
         if num_asked:
-            for kept, host in self._logprobs:
+            for host, kept in zip(self._logprobs, logprobs, strict=True):
                 host[:num_asked].copy_(kept[:num_asked], non_blocking=True)
         if self._done is not None:
             self._done.record()
+
+    def fetch(self, num_tokens: int, num_samples: int, num_asked: int) -> FetchedResults:
+        if self._done is not None:
             self._done.synchronize()
-        ids, bad, unusable = self._host_parts
+        ids, bad, unusable = self._parts
         return FetchedResults(
             unusable[:num_tokens],
             ids[:num_samples].tolist(),
             bad[:num_samples].tolist(),
-            *(host[:num_asked].tolist() for _, host in self._logprobs),
+            *(host[:num_asked].tolist() for host in self._logprobs),
         )
 
 
-def _both(count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Memory on the device, and as much on the host for copies of it."""
-    on_device = torch.zeros(count, dtype=dtype, device=device)
-    return on_device, torch.zeros(count, dtype=dtype, pin_memory=device.type == "cuda")
+def _parts(memory: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, bad rows of logits and unusable rows of hidden states in one buffer of bytes."""
+    return memory[: ends[0]].view(torch.int64), memory[ends[0] : ends[1]], memory[ends[1] :]

@@ -22,7 +22,7 @@ class SequenceRows:
         temperature, top_p, min_p: ``[max_running]`` float32.
         top_k: ``[max_running]`` int32.
         seed: ``[max_running]`` int64, the bits of the unsigned seed.
-        index: ``[max_running]`` int64: tokens sampled so far.
+        index: ``[max_running]`` int64: tokens sampled so far, also by steps in flight.
     """
 
     def __init__(self, max_running: int, max_blocks: int) -> None:
@@ -76,7 +76,3 @@ class SequenceRows:
             known = self._num_blocks[row]
             self.tables[row, known : known + len(block_ids)] = block_ids
             self._num_blocks[row] = known + len(block_ids)
-
-    def sampled(self, seq_id: int) -> None:
-        """Count a sampled token."""
-        self.index[self._rows[seq_id]] += 1

@@ -13,6 +13,7 @@ there is no GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from sessionkv.engine.gpu.graphs import (
 from sessionkv.engine.gpu.inputs import StepInputs
 from sessionkv.engine.gpu.results import FetchedResults, StepResults
 from sessionkv.engine.gpu.sampling import ExtraSampling
+from sessionkv.engine.runner import LaterResult
 from sessionkv.kernels.block_copies import copy_block_slots
 from sessionkv.kernels.sampling import sample_tokens
 from sessionkv.model.gpu_decoder import GpuDecoder
@@ -46,7 +48,16 @@ _NOT_FINITE = "the model's output is not a finite number"
 
 
 class GpuRunner:
-    """A :class:`~sessionkv.engine.runner.Runner` over a decoder on a GPU."""
+    """A :class:`~sessionkv.engine.runner.Runner` over a decoder on a GPU.
+
+    A plan made ahead finds its tokens where the step before leaves them, on the device: nothing of
+    a step but its results goes through the host.
+
+    Attributes:
+        plans_ahead: True: while the device computes, the host plans.
+    """
+
+    plans_ahead = True
 
     def __init__(
         self,
@@ -99,6 +110,7 @@ class GpuRunner:
             self._compute_chunk, chunk_sizes(max_step_tokens, max_running), device
         )
         self._extras = ExtraSampling(max_running, vocab_size=spec.vocab_size, device=device)
+        self._sampled_last: dict[int, int] = {}  # where, by seq_id, the last step leaves a token
         self.memory = GpuCopier(self.pool)
 
     @property
@@ -127,9 +139,16 @@ class GpuRunner:
             self._extras,
         )
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Carry out one plan; see :class:`~sessionkv.engine.runner.Runner`."""
+        """Launch one plan and wait for it."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaterResult:
+        """See :class:`~sessionkv.engine.runner.Runner`; waits for nothing on the device.
+
+        But for uploads that are rare: of starts, copies, and changes of what is sampled otherwise.
+        """
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread, which starts with the first GPU
         for seq_id in plan.ends:
@@ -140,7 +159,7 @@ class GpuRunner:
             self._inputs.rows.start(start)
             self._extras.start(start)
         if not plan.steps:
-            return StepOutput(plan.step_id)
+            return LaterResult(partial(StepOutput, plan.step_id))
         decodes = [step for step in plan.steps if len(step.token_ids) == 1]
         prefills = [step for step in plan.steps if len(step.token_ids) > 1]
         steps = [*decodes, *prefills]
@@ -149,7 +168,13 @@ class GpuRunner:
         num_tokens = plan.num_tokens
         if not prefills and len(seq_ids) == len(steps):
             size = size_for(self.graphs.sizes, len(steps))
-            self._inputs.fill_decodes(steps, size)
+            if plan.is_ahead:
+                sources = [self._sampled_last[seq_id] for seq_id in seq_ids]
+                self._inputs.fill_ahead(
+                    steps, size, sources=sources, token_ids=self._results.token_ids
+                )
+            else:
+                self._inputs.fill_decodes(steps, size)
             self.graphs.run(size)
         elif chunk := chunk_size_for(self._chunks.sizes, num_tokens, len(steps)):
             self._inputs.fill_chunk(steps, chunk)
@@ -165,10 +190,16 @@ class GpuRunner:
                 results=self._results,
             )
             wanted = extra.num_likeliest
-        fetched = self._results.fetch(num_tokens, num_samples=len(seq_ids), num_asked=len(wanted))
-        failed = _failed(steps, fetched)
-        sampled = self._sampled(seq_ids, fetched, wanted, failed)
-        return StepOutput(plan.step_id, sampled, failed)
+        self._sampled_last = {seq_id: row for row, seq_id in enumerate(seq_ids)}
+        fetch = self._results.send(num_tokens, num_samples=len(seq_ids), num_asked=len(wanted))
+
+        def result() -> StepOutput:
+            fetched = fetch()
+            failed = _failed(steps, fetched)
+            sampled = _sampled(seq_ids, fetched, wanted, failed)
+            return StepOutput(plan.step_id, sampled, failed)
+
+        return LaterResult(result)
 
     # -- computing --------------------------------------------------------------------------------
 
@@ -206,29 +237,6 @@ class GpuRunner:
             rows = [(copy.src, copy.dst, copy.num_tokens) for copy in copies]
             copy_block_slots(self.pool, torch.tensor(rows, device=self._device))
 
-    # -- results ----------------------------------------------------------------------------------
-
-    def _sampled(
-        self,
-        seq_ids: Sequence[int],
-        fetched: FetchedResults,
-        wanted: Mapping[int, int],
-        failed: Mapping[int, str],
-    ) -> dict[int, SampledToken]:
-        """The tokens of those that have not failed; ``wanted`` as in :class:`ExtraRows`."""
-        logprobs = {
-            row: tuple(map(TokenLogprob, ids[: 1 + count], values))
-            for (row, count), ids, values in zip(
-                wanted.items(), fetched.logprob_ids, fetched.logprobs, strict=True
-            )
-        }
-        sampled: dict[int, SampledToken] = {}
-        for row, seq_id in enumerate(seq_ids):
-            if seq_id not in failed:
-                self._inputs.rows.sampled(seq_id)
-                sampled[seq_id] = SampledToken(fetched.token_ids[row], logprobs.get(row, ()))
-        return sampled
-
 
 def _failed(steps: Sequence[SequenceStep], fetched: FetchedResults) -> dict[int, str]:
     """Sequences without a usable result, with the reason; the steps in the order of their rows."""
@@ -244,3 +252,23 @@ def _failed(steps: Sequence[SequenceStep], fetched: FetchedResults) -> dict[int,
         bad = (seq_id for seq_id, is_bad in zip(samples, fetched.bad, strict=True) if is_bad)
         failed |= dict.fromkeys(bad, _NOT_FINITE)
     return failed
+
+
+def _sampled(
+    seq_ids: Sequence[int],
+    fetched: FetchedResults,
+    wanted: Mapping[int, int],
+    failed: Mapping[int, str],
+) -> dict[int, SampledToken]:
+    """The tokens of those that have not failed; ``wanted`` as in :class:`ExtraRows`."""
+    logprobs = {
+        row: tuple(map(TokenLogprob, ids[: 1 + count], values))
+        for (row, count), ids, values in zip(
+            wanted.items(), fetched.logprob_ids, fetched.logprobs, strict=True
+        )
+    }
+    return {
+        seq_id: SampledToken(fetched.token_ids[row], logprobs.get(row, ()))
+        for row, seq_id in enumerate(seq_ids)
+        if seq_id not in failed
+    }

@@ -138,11 +138,9 @@ class Admitter:
 
         Free of charge while nothing has changed since nobody could be admitted.
         """
-        version = (self._epoch, self._queue_version)
-        if self._settled == version and all(
-            self._still_waits(self._sequences[seq_id], step_id) for seq_id in self._waiters
-        ):
+        if self.is_settled(step_id):
             return
+        version = (self._epoch, self._queue_version)
         ready = [
             sequence
             for sequence in self._queue
@@ -159,6 +157,12 @@ class Admitter:
                 if now - sequence.blocked_since >= PATIENCE_S:
                     break
         self._settled = version
+
+    def is_settled(self, step_id: int) -> bool:
+        """Whether nothing has changed since nobody could be admitted."""
+        return self._settled == (self._epoch, self._queue_version) and all(
+            self._still_waits(self._sequences[seq_id], step_id) for seq_id in self._waiters
+        )
 
     def _still_waits(self, sequence: Sequence, step_id: int) -> bool:
         wait = sequence.wait

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from sessionkv.engine.scheduler.kv import KVCache
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceState
-from sessionkv.types import BlockCopy, SequenceStart, SequenceStep
+from sessionkv.types import PENDING, BlockCopy, SequenceStart, SequenceStep
+
+_PENDING_IDS = (PENDING,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,22 @@ class Batch:
             sequence.new_block_ids = ()
         self._stage(sequence, end)
         self.budget = min(self.budget, self._shared_budget) - 1
+
+    def add_ahead(self, sequence: Sequence) -> None:
+        """Compute the token that the step in flight samples.
+
+        Nothing is staged: nobody is admitted into a plan made ahead.
+        """
+        position = len(sequence.token_ids)
+        self.steps.append(
+            SequenceStep(
+                sequence.seq_id, position, _PENDING_IDS, sequence.new_block_ids, sample=True
+            )
+        )
+        sequence.new_block_ids = ()
+        sequence.num_staged = position + 1
+        sequence.num_in_flight += 1
+        self.sequences.append(sequence)
 
     def add_prefill(self, sequence: Sequence) -> int:
         """Compute as much of the rest as the budget allows; how many tokens that is.
@@ -119,6 +137,7 @@ class Batch:
     def _stage(self, sequence: Sequence, end: int) -> None:
         self.sequences.append(sequence)
         sequence.planned = True
+        sequence.num_in_flight += 1
         sequence.num_staged = end
         if sequence.use_cache:
             self._kv.stage(sequence.seq_id, end)

@@ -84,6 +84,7 @@ class Lifecycle:
         """The last in rank gives up its blocks, to be demoted, and waits to go on."""
         victim = self.running.pop()
         self._kv.preempt(victim.seq_id)
+        victim.holds_blocks = False
         if victim.num_known_blocks:
             victim.computed_before = max(victim.computed_before, victim.num_computed)
         self._return_to_queue(victim)
@@ -91,7 +92,7 @@ class Lifecycle:
     def roll_back(self, sequence: Sequence) -> None:
         """What it read turned out bad: it waits to be admitted again."""
         self.running.remove(sequence)
-        self._kv.finish(sequence.seq_id)
+        self.end_leases(sequence)
         self._return_to_queue(sequence)
 
     def _return_to_queue(self, sequence: Sequence) -> None:
@@ -141,24 +142,34 @@ class Lifecycle:
         return SequenceEvent(sequence.seq_id, None, sequence.num_output_tokens, error=error)
 
     def drop(self, sequence: Sequence) -> None:
-        """Nobody wants it any more. A step in flight still writes its blocks: they go after it."""
+        """Nobody wants it any more."""
         if sequence.state is SequenceState.FINISHED:
             self.num_unreleased -= 1
         else:
             self._leave_place(sequence)
         self._forget(sequence)
         sequence.state = SequenceState.FINISHED
-        sequence.dropped = sequence.planned
-        if not sequence.planned:
-            self.end_leases(sequence)
+        self.end_leases(sequence)
 
     def end_leases(self, sequence: Sequence, keep_tokens: int | None = None) -> None:
-        """Give up its blocks, if it has any; written ones stay as cache."""
+        """Give up its blocks, if it has any; written ones stay as cache.
+
+        Steps in flight still read and write them: then they go when the last of those was
+        collected, by :meth:`landed`.
+        """
         self._leave_batch(sequence)
-        if sequence.holds_blocks:
+        if sequence.num_in_flight:
+            sequence.leaves, sequence.keep_tokens = True, keep_tokens
+        elif sequence.holds_blocks:
             self._kv.finish(sequence.seq_id, keep_tokens)
             sequence.holds_blocks = False
             self.admitter.room_changed()
+
+    def landed(self, sequence: Sequence) -> None:
+        """A step in flight computed it for nothing: it had ended, or gone back to the queue."""
+        if sequence.leaves and not sequence.num_in_flight:
+            sequence.leaves = False
+            self.end_leases(sequence, sequence.keep_tokens)
 
     def take_ends(self) -> tuple[int, ...]:
         """Sequences the runner may forget, each once for every start."""

@@ -7,12 +7,15 @@ ids and numbers in, plans and events out; no clock, no bytes, no hashes. Used by
 
 A round of the caller's loop::
 
-    plan = scheduler.schedule(now)
-    if plan is not None:
-        events = scheduler.commit(plan, runner.execute(plan), now)   # or fail_step(plan, error)
-    movers.submit(scheduler.take_transfers())       # answers come back through on_transfer
-    store.look_up(scheduler.take_lookups())         # answers come back through on_receipt
+    if not launched:
+        launched += launch(scheduler.schedule(now))       # unless it is None
+    movers.submit(scheduler.take_transfers())             # answers come back through on_transfer
+    store.look_up(scheduler.take_lookups())               # answers come back through on_receipt
     store.release(scheduler.take_receipts())
+    if launched:
+        launched += launch(scheduler.schedule_ahead(now)) # unless it is None, or never
+        plan, pending = launched.popleft()
+        events = scheduler.commit(plan, pending.result(), now)   # or fail_step(plan, error)
 
 Every sequence that ``add`` took ends by exactly one of: an event with ``finish``, after which the
 caller calls ``release``; an event with ``error``; ``cancel``.
@@ -20,9 +23,11 @@ caller calls ``release``; an event with ``error``; ``cancel``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 
 from sessionkv.config import SchedulerConfig
+from sessionkv.engine.scheduler.ahead import continued
 from sessionkv.engine.scheduler.batch import Batch, StepBudget
 from sessionkv.engine.scheduler.fairness import OUTPUT_WEIGHT
 from sessionkv.engine.scheduler.kv import KVCache
@@ -93,7 +98,7 @@ class Scheduler:
         self._desk = TransferDesk(kv)
         self._life = Lifecycle(kv, desk=self._desk, ageing_s=config.ageing_s)
         self._admitter = self._life.admitter
-        self._in_flight: tuple[StepPlan, list[Sequence]] | None = None
+        self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
         self._step_id = 0
         self.num_preemptions = 0
 
@@ -170,9 +175,9 @@ class Scheduler:
         """End a sequence with its first ``num_output_tokens`` sampled tokens.
 
         Returns:
-            The end, when the tokens are there and no step in flight computes it; otherwise None,
-            and the end comes from :meth:`commit`. None also where there is no such sequence or it
-            has ended already.
+            The end, when the tokens are there and no step in flight computes it but one made
+            ahead, whose result is then dropped; otherwise None, and the end comes from
+            :meth:`commit`. None also where there is no such sequence or it has ended already.
         """
         sequence = self._life.sequences.get(seq_id)
         if sequence is None or sequence.state is SequenceState.FINISHED:
@@ -185,7 +190,7 @@ class Scheduler:
         return self._life.finish(sequence, None)
 
     def release(self, seq_id: int, keep_tokens: int | None = None) -> None:
-        """End the leases of a finished sequence and forget it.
+        """End the leases of a finished sequence and forget it; at once, but for steps in flight.
 
         Args:
             seq_id: One whose event had ``finish``.
@@ -266,9 +271,9 @@ class Scheduler:
         """Decide the next step; None when there is nothing to compute now.
 
         Raises:
-            RuntimeError: The last plan was neither committed nor failed.
+            RuntimeError: A plan was neither committed nor failed.
         """
-        if self._in_flight is not None:
+        if self._in_flight:
             raise RuntimeError("the last plan is still in flight")
         self._admitter.end_lookups(now, self._lookup_timeout_s)
         if self._step_id % _RETRY_STEPS == 0:
@@ -276,6 +281,40 @@ class Scheduler:
         batch = Batch(self._kv, self._budget)
         if self._plan_running(batch, now):
             self._plan_admissions(batch, now)
+        return self._plan(batch)
+
+    def schedule_ahead(self, now: float) -> StepPlan | None:
+        """Decide the step after the one in flight, before it is known what that samples.
+
+        Only where it is certain that this step would otherwise be the same: nobody could be
+        admitted, and all that run decode, have room, and are in flight. Those that end with the
+        token in flight by their limit are left out; one that ends otherwise is computed for
+        nothing. None where that is not so: the step is then planned by :meth:`schedule`, when the
+        one in flight was committed.
+
+        Raises:
+            RuntimeError: Not exactly one plan is in flight.
+        """
+        if len(self._in_flight) != 1:
+            raise RuntimeError(f"{len(self._in_flight)} plans are in flight")
+        self._admitter.end_lookups(now, self._lookup_timeout_s)
+        if self._might_admit():
+            return None
+        going_on = continued(self._life.running, self._reserve)
+        if going_on is None or (self.num_waiting and len(going_on) < self.num_running):
+            return None
+        batch = Batch(self._kv, self._budget)
+        for sequence in going_on:
+            batch.add_ahead(sequence)
+        return self._plan(batch)
+
+    def _might_admit(self) -> bool:
+        if not self.num_waiting or self.num_running >= self._max_running:
+            return False
+        is_due = self._step_id % _RETRY_STEPS == 0
+        return is_due or not self._admitter.is_settled(self._step_id)
+
+    def _plan(self, batch: Batch) -> StepPlan | None:
         if not batch.steps:
             return None
         self._step_id += 1
@@ -287,7 +326,7 @@ class Scheduler:
             self._life.take_ends(),
             self._kv.take_freed(),
         )
-        self._in_flight = plan, batch.sequences
+        self._in_flight.append((plan, batch.sequences))
         return plan
 
     def _plan_running(self, batch: Batch, now: float) -> bool:
@@ -382,14 +421,7 @@ class Scheduler:
         Before anybody is preempted, and after each preemption, spills under way get the chance to
         end: that is bounded, since only those seen at that moment are waited for.
         """
-        size = self._kv.block_size
-        while True:
-            added = self._kv.reserve(sequence.seq_id, num_tokens)
-            if added is not None:
-                sequence.new_block_ids += added
-                sequence.capacity_tokens = -(-num_tokens // size) * size
-                sequence.awaited_spills = None
-                return True
+        while not self._reserve(sequence, num_tokens):
             if sequence.awaited_spills is None:
                 self._desk.collect_spills()
                 sequence.awaited_spills = set(self._desk.spills)
@@ -400,6 +432,18 @@ class Scheduler:
             self.num_preemptions += 1
             self._life.preempt_last()
             sequence.awaited_spills = None
+        return True
+
+    def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Grow a table to hold ``num_tokens`` positions where there is room now."""
+        added = self._kv.reserve(sequence.seq_id, num_tokens)
+        if added is None:
+            return False
+        size = self._kv.block_size
+        sequence.new_block_ids += added
+        sequence.capacity_tokens = -(-num_tokens // size) * size
+        sequence.awaited_spills = None
+        return True
 
     # ---- after a step --------------------------------------------------------------------
 
@@ -407,17 +451,26 @@ class Scheduler:
         """Take in what a plan computed; one event for each sequence that sampled or ended.
 
         A failed sequence takes those with it that read its blocks in this very plan: they are
-        computed again, without an event.
+        computed again, without an event. Of a plan made ahead nothing counts for sequences that
+        ended with the step before it: their logs may have been cut and continued otherwise since.
+
+        Raises:
+            RuntimeError: The plan is not the oldest in flight.
         """
         sequences = self._take_in_flight(plan)
         events: list[SequenceEvent] = []
-        spoiled = self._roll_back(sequences, output, events) if output.failed else ()
-        sampled = output.sampled
+        spoiled = self._roll_back(plan, sequences, output, events) if output.failed else ()
+        sampled, is_ahead = output.sampled, plan.is_ahead
         for sequence, step in zip(sequences, plan.steps, strict=True):
             if sequence.seq_id in spoiled:
                 continue
+            sequence.num_in_flight -= 1
+            if not is_ahead:
+                sequence.planned = False
+            elif not sequence.goes_on:
+                self._life.landed(sequence)
+                continue
             end = step.start + len(step.token_ids)
-            sequence.planned = False
             sequence.num_computed = end
             if step.start < sequence.num_prompt_tokens:
                 self._count_prefill(sequence, step.start, end)
@@ -426,8 +479,8 @@ class Scheduler:
                 sequence.accounting.recomputed_tokens += again
             if sequence.use_cache:
                 self._kv.commit(sequence.seq_id, end)
-            if sequence.dropped:
-                self._life.end_leases(sequence)
+            if not sequence.goes_on:
+                self._life.landed(sequence)
             elif step.sample:
                 events.append(self._sampled(sequence, sampled[sequence.seq_id], now))
             elif sequence.num_output_tokens >= sequence.max_output_tokens:
@@ -481,35 +534,38 @@ class Scheduler:
         sequences = self._take_in_flight(plan)
         self._roll_back_fetching({sequence.seq_id for sequence in sequences})
         for sequence in reversed(sequences):
-            sequence.planned = False
-            if sequence.dropped:
-                self._life.end_leases(sequence)
-            else:
+            if self._landed(sequence, plan):
                 reason = f"its step raised {type(error).__name__}"
                 events.append(self._life.fail(sequence, reason))
         self._kv.unstage()
         return events
 
     def _take_in_flight(self, plan: StepPlan) -> list[Sequence]:
-        if self._in_flight is None or self._in_flight[0] is not plan:
-            raise RuntimeError(f"plan {plan.step_id} is not in flight")
-        sequences = self._in_flight[1]
-        self._in_flight = None
-        return sequences
+        if not self._in_flight or self._in_flight[0][0] is not plan:
+            raise RuntimeError(f"plan {plan.step_id} is not in flight, or not the oldest")
+        return self._in_flight.popleft()[1]
+
+    def _landed(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """A step came to nothing for a sequence; whether anybody wants to know."""
+        sequence.num_in_flight -= 1
+        sequence.planned = sequence.planned and plan.is_ahead
+        self._life.landed(sequence)
+        return sequence.goes_on
 
     def _roll_back(
-        self, sequences: list[Sequence], output: StepOutput, events: list[SequenceEvent]
+        self,
+        plan: StepPlan,
+        sequences: list[Sequence],
+        output: StepOutput,
+        events: list[SequenceEvent],
     ) -> set[int]:
         """End failed sequences and requeue those that read what they wrote; all their ids."""
         spoiled = self._roll_back_fetching(output.failed.keys())
         # Readers first, so that nobody reads a block when its filler gives it up.
         for sequence in reversed(sequences):
-            if sequence.seq_id not in spoiled:
+            if sequence.seq_id not in spoiled or not self._landed(sequence, plan):
                 continue
-            sequence.planned = False
-            if sequence.dropped:
-                self._life.end_leases(sequence)
-            elif sequence.seq_id in output.failed:
+            if sequence.seq_id in output.failed:
                 events.append(self._life.fail(sequence, output.failed[sequence.seq_id]))
             else:
                 self._life.roll_back(sequence)

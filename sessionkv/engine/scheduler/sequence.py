@@ -176,6 +176,10 @@ class Sequence:
         num_arrived: Blocks that were loaded for it since.
         compute_limit: Positions that the next step may compute end there.
         num_known_blocks: Blocks of the table that the runner has been told.
+        num_staged: Positions below it are computed, or a step in flight computes them.
+        num_in_flight: Steps in flight that compute it; its leases outlive them.
+        planned: One of them was not made ahead.
+        leaves: Its leases end with the last of them, and ``keep_tokens`` of its log are kept.
     """
 
     seq_id: int
@@ -221,8 +225,10 @@ class Sequence:
     copies: tuple[BlockCopy, ...] = ()
     holds_blocks: bool = False
     started: bool = False
+    num_in_flight: int = 0
     planned: bool = False
-    dropped: bool = False
+    leaves: bool = False
+    keep_tokens: int | None = None
     awaited_spills: set[int] | None = None
 
     def __post_init__(self) -> None:
@@ -247,9 +253,14 @@ class Sequence:
         )
 
     @property
+    def goes_on(self) -> bool:
+        """Whether what a step computes for it is wanted: it holds blocks and has not ended."""
+        return self.state in (SequenceState.RUNNING, SequenceState.FETCHING)
+
+    @property
     def fills_blocks(self) -> bool:
         """Whether it is on its way through its prompt, so that others may wait for its blocks."""
-        return self.state in (SequenceState.RUNNING, SequenceState.FETCHING) and self.use_cache
+        return self.goes_on and self.use_cache
 
     @property
     def progress(self) -> int:
@@ -266,14 +277,14 @@ class Sequence:
         return self.accounting.report(self.num_prompt_tokens, self.num_output_tokens)
 
     def leave_device(self) -> None:
-        """Forget everything about blocks: the sequence holds none any more."""
+        """Forget everything about blocks: the sequence is to be admitted anew."""
         self.num_computed = self.num_staged = self.capacity_tokens = self.num_arrived = 0
         self.new_block_ids = ()
         self.num_known_blocks = self.found_tokens = 0
         self.compute_limit = UNBOUNDED
         self.lost.clear()
         self.copies = ()
-        self.holds_blocks = self.started = False
+        self.started = False
         self.awaited_spills = None
 
 

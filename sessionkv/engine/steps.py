@@ -1,0 +1,91 @@
+"""The steps in flight: launched on the runner, collected in the same order.
+
+What a step raises, at its launch or later, fails that step when its turn to be collected comes.
+Core thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.runner import LaunchedStep
+from sessionkv.engine.scheduler.sequence import SequenceEvent
+from sessionkv.types import StepPlan
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """``step`` is the exception where it could not be launched."""
+
+    plan: StepPlan
+    step: LaunchedStep | Exception
+    at_s: float
+
+
+class Steps:
+    """At most two: one, and one that was planned ahead."""
+
+    def __init__(self, parts: CoreParts, clock: Callable[[], float]) -> None:
+        """Nothing is in flight."""
+        self._parts = parts
+        self._clock = clock
+        self._in_flight: deque[_InFlight] = deque()
+        self._collected_at = clock()
+
+    def __len__(self) -> int:
+        """Steps launched and not collected."""
+        return len(self._in_flight)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a step is to be planned ahead, after the one in flight."""
+        if len(self._in_flight) != 1 or isinstance(self._in_flight[0].step, Exception):
+            return False
+        return self._parts.runner.plans_ahead
+
+    def launch(self, plan: StepPlan) -> None:
+        """Have the runner begin with a plan."""
+        began = self._clock()
+        step: LaunchedStep | Exception
+        try:
+            step = self._parts.runner.launch(plan)
+        except Exception as failure:  # noqa: BLE001 - the actor's one boundary
+            step = failure
+        self._in_flight.append(_InFlight(plan, step, began))
+
+    def collect(self) -> list[SequenceEvent]:
+        """Wait for the oldest step and commit it; what it did to its sequences."""
+        oldest = self._in_flight.popleft()
+        plan, scheduler = oldest.plan, self._parts.scheduler
+        began = max(oldest.at_s, self._collected_at)
+        try:
+            if isinstance(oldest.step, Exception):
+                raise oldest.step
+            output = oldest.step.result()
+        except Exception as failure:  # noqa: BLE001 - the actor's one boundary
+            _log.exception("step %d failed", plan.step_id)
+            self._collected_at = self._clock()
+            return scheduler.fail_step(plan, failure)
+        now = self._collected_at = self._clock()
+        events = scheduler.commit(plan, output, now)
+        self._count(plan, events, now - began)
+        return events
+
+    def _count(self, plan: StepPlan, events: list[SequenceEvent], elapsed_s: float) -> None:
+        """Count a step by the time for which nobody else had the device.
+
+        One that was made ahead may have ended long before it was collected: what it costs is not
+        known, and the planner does not learn from it.
+        """
+        if plan.is_ahead:
+            num_tokens = sum(event.token is not None for event in events)
+            self._parts.metrics.step(plan, elapsed_s, num_dropped=len(plan.steps) - num_tokens)
+        else:
+            self._parts.metrics.step(plan, elapsed_s)
+            self._parts.planner.rates.observe_step(plan, elapsed_s)
