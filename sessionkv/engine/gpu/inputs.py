@@ -128,6 +128,11 @@ class StepInputs:
     ) -> GpuBatch:
         """Upload steps of one token, then of several."""
         self._turn()
+        return self._fill_mixed(decodes, prefills)
+
+    def _fill_mixed(
+        self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep]
+    ) -> GpuBatch:
         steps = [*decodes, *prefills]
         rows = self._grow_tables(steps)
         num_decodes, host = len(decodes), self._many.host
@@ -155,6 +160,7 @@ class StepInputs:
 
     def fill_chunk(self, steps: Sequence[SequenceStep], size: ChunkSize) -> None:
         """Upload steps of any lengths, padded to so many rows and sequences."""
+        self._turn()
         num_rows, num_sequences = size
         num_tokens = sum(len(step.token_ids) for step in steps)
         per_sequence = self._per_sequence.host
@@ -162,7 +168,7 @@ class StepInputs:
         per_sequence["query_starts"][len(steps) : num_sequences + 1] = num_tokens
         per_sequence["seq_lens"][len(steps) : num_sequences] = 0
         per_sequence["sampled"][:num_sequences] = 0  # padding samples some row, to no use
-        self.fill_mixed((), steps)
+        self._fill_mixed((), steps)
 
     def chunk(self, size: ChunkSize) -> GpuBatch:
         """What :meth:`fill_chunk` uploads for such a size."""
