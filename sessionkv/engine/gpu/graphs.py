@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -83,7 +83,7 @@ class StepGraphs(Generic[_Size]):
         finally:
             gc.enable()
 
-    def _capture_all(self, pool: tuple[int, int], progress: Callable[[int], None]) -> None:
+    def _capture_all(self, pool: Any, progress: Callable[[int], None]) -> None:
         for done, size in enumerate(reversed(self.sizes)):
             progress(done)
             self._step(size)  # compiles what is not compiled yet
