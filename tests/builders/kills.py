@@ -144,6 +144,8 @@ class Killing:
             self._look_at_files()
 
     def _look_at_files(self) -> None:
+        left = {path.name for path in self.folder.iterdir()}
+        assert left <= {"store", "engine.log", "gates"}, left  # no temporary files, in particular
         files = 0
         for path in self.store.rglob("*"):
             mode = stat.S_IMODE(path.stat().st_mode)
