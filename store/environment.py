@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import lmdb
 import lmdb.verify
 
 from sessionkv.errors import StoreUnavailable
+from sessionkv.store.lacking_pages import BadPages, num_lacking
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -30,7 +30,6 @@ VERIFY_LIMIT_BYTES = 16 * 1024**2
 _MAP_LIMIT_BYTES = 2**46
 # Of the lock file: its header, and one slot for each reader but the first, who is in the header.
 _LOCK_HEADER_BYTES, _READER_BYTES = 192, 64
-_MAGIC = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
 
 DAMAGE = (
     lmdb.BadTxnError,
@@ -65,21 +64,11 @@ def open_environment(
     """
     path.mkdir(mode=0o700, exist_ok=True)
     data = path / "data.mdb"
-    known = data.stat().st_size if data.exists() else None
-
-    def opened() -> lmdb.Environment:
-        return open_sound(path, max_dbs=max_dbs, map_bytes=map_bytes, max_readers=max_readers)
-
     with opening(path):
         moved = None
-        damage = None if known is None else _damage(data)
-        env = None if damage else opened()
-        if env is not None and known is not None and (damage := _shortage(env, known)):
-            env.close()
-        if env is None or damage:
-            moved = _quarantine(path, damage or "unreadable")
-            known = None
-            env = opened()
+        if data.exists() and (damage := _damage(data)):
+            moved = _quarantine(path, damage)
+        env = open_sound(path, max_dbs=max_dbs, map_bytes=map_bytes, max_readers=max_readers)
         env.reader_check()  # frees the slots of readers that were killed
     return env, moved
 
@@ -92,17 +81,8 @@ def check_environment(path: Path, *, whole: bool = False) -> str | None:
     """
     data = path / "data.mdb"
     try:
-        size = data.stat().st_size
-        if damage := _damage(data, limit_bytes=size if whole else VERIFY_LIMIT_BYTES):
-            return damage
-        env = lmdb.open(
-            str(path), map_size=max(2**20, 2 * size), readonly=True, lock=False, create=False
-        )
-        try:
-            return _shortage(env, size)
-        finally:
-            env.close()
-    except (lmdb.Error, OSError) as error:
+        return _damage(data, limit_bytes=data.stat().st_size if whole else VERIFY_LIMIT_BYTES)
+    except OSError as error:
         return str(error)
 
 
@@ -187,21 +167,15 @@ def _damage(data: Path, limit_bytes: int = VERIFY_LIMIT_BYTES) -> str | None:
     if size == 0:
         return "the file is empty"
     try:
+        if lacking := num_lacking(data):
+            return f"it has {size} bytes and lacks {lacking} pages"
         if size > limit_bytes:
-            with data.open("rb") as file:
-                head = file.read(32)
-            return None if _MAGIC in head else "not an LMDB data file"
+            return None
         problems: list[str] = lmdb.verify.verify(str(data))  # type: ignore[no-untyped-call]
-    except lmdb.verify.VerifyError as error:
+    except (BadPages, lmdb.verify.VerifyError) as error:
         return str(error)
     # Leaked pages cost room and nothing else.
     return next((text for text in problems if "a leak" not in text), None)
-
-
-def _shortage(env: lmdb.Environment, size: int) -> str | None:
-    """Whether the file lacks pages that its newest root may name: touching one is a SIGBUS."""
-    expected = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    return f"it has {size} bytes of {expected}" if size < expected else None
 
 
 def _quarantine(path: Path, damage: str) -> Path:

@@ -130,6 +130,7 @@ class Killing:
         for worker in self._workers:
             worker.died(at_s)
         if failures:
+            failures[0].add_note(f"the engines' log:\n{self.log()}")
             raise failures[0]
 
     def _ended(self, code: int, instant: str) -> None:
