@@ -418,9 +418,23 @@ class BlockStore:
             raise
         self._gates.pass_through("after_index_commit")
         self._space.used(slots)
+        gone = {entry.key for entry in dropped}
+        self._check_named([named for named in job.named() if named[0].key not in gone])
         self._space.evicted += [entry.key for entry in dropped]
         self._counts.superseded_blocks += len(dropped)
         self._counts.written_blocks += len(slots)
+
+    def _check_named(self, stored: Sequence[tuple[BlockRecord, int]]) -> None:
+        """What was just named is found; about 8 us a block.
+
+        Raises:
+            lmdb.CorruptedError: It is not: damage to the index loses what is written to it.
+        """
+        with self._index.reading() as txn:
+            for record, slot in stored:
+                tokens = pack_tokens(record.token_ids)
+                if self._index.slot_of(txn, record.key, record.parent, tokens) != slot:
+                    raise lmdb.CorruptedError("the index does not hold what was written to it")
 
     def _name(
         self, stored: Sequence[tuple[BlockRecord, int]], txn: lmdb.Transaction

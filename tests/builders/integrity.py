@@ -166,7 +166,25 @@ def _open_store(path: Path) -> Iterator[BlockStore]:
 def _write_all(store: BlockStore, chains: list[list[BlockRecord]]) -> None:
     records = {record.key: record for records in chains for record in records}
     outcomes = store.write_many([(r, memoryview(_payload(r))) for r in records.values()])
-    assert set(outcomes) == {MoveOutcome.OK}, outcomes
+    assert set(outcomes) == {MoveOutcome.OK} or not store.enabled, outcomes
+
+
+def _take_anew(store: BlockStore) -> int:
+    """Write everything until nothing bad is found; how many were, on the way."""
+    found_bad = 0
+    # A bad block counts as stored until somebody asks for it, and is not asked for before those
+    # above it are there.
+    for _ in range(len(CHAINS[0])):
+        _write_all(store, RECORDS)
+        _, bad, _ = again = _served(store)
+        found_bad += bad
+        if not bad:
+            break
+    # One that has found its index damaged takes nothing until it starts anew.
+    assert _full_blocks_are_there(store) or not store.enabled, (
+        f"what was lost is not taken anew: {again}"
+    )
+    return found_bad
 
 
 def _served(store: BlockStore) -> tuple[int, int, int]:
@@ -239,15 +257,12 @@ def _store_trials(folder: Path, trials: int, seed: int) -> Iterator[tuple[str, O
             served_then, bad_then, _ = _served(store)
             assert bad_then == 0, "what was found bad is found again"
             assert served_then <= served
-            # A bad block counts as stored until somebody asks for it, and is not asked for before
-            # those above it are there.
-            for _ in range(len(CHAINS[0])):
-                _write_all(store, RECORDS)
-                again = _served(store)
-                bad += again[1]
-                if not again[1]:
-                    break
-            assert _full_blocks_are_there(store), f"what was lost is not taken anew: {again}"
+            bad += _take_anew(store)
+            was_damaged = not store.enabled
+        if was_damaged:
+            with _open_store(path) as store:
+                _take_anew(store)
+                assert store.enabled
         harmless = served == everything[0]
         yield "", Outcome(Counter({kind: 1}), served, bad, absent, harmless)
 
