@@ -127,11 +127,21 @@ def begin_read(env: lmdb.Environment) -> lmdb.Transaction:
         return env.begin()
 
 
-def write(env: lmdb.Environment, work: Callable[[lmdb.Transaction], _T]) -> _T:
+def write(
+    env: lmdb.Environment,
+    work: Callable[[lmdb.Transaction], _T],
+    *,
+    end_reading: Callable[[], None] | None = None,
+) -> _T:
     """Run ``work`` in one write transaction, durable on return; it must be repeatable.
 
     A full map aborts the transaction, is doubled, and ``work`` runs again. What ``work`` raises
     aborts the transaction and is passed on.
+
+    Args:
+        env: Where.
+        work: What.
+        end_reading: Ends what other threads read, before the map grows: it moves under them.
 
     Raises:
         lmdb.Error: The disk is full or failed; nothing was changed.
@@ -144,6 +154,8 @@ def write(env: lmdb.Environment, work: Callable[[lmdb.Transaction], _T]) -> _T:
             size = env.info()["map_size"]
             if size >= _MAP_LIMIT_BYTES:
                 raise
+            if end_reading is not None:
+                end_reading()
             # No transaction is open here: ours was aborted, and this thread has no other.
             env.set_mapsize(2 * size)
 

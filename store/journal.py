@@ -209,7 +209,11 @@ class Journal:
         kept = [tuple(batch) for batch in batches]
 
         try:
-            write(self._env, lambda txn: self._tables.apply_all(txn, kept))
+            write(
+                self._env,
+                lambda txn: self._tables.apply_all(txn, kept),
+                end_reading=self._end_copying,
+            )
         except lmdb.Error as error:
             raise StoreUnavailable(f"the journal cannot be written: {error}") from error
         except (ValueError, TypeError, OverflowError) as error:
@@ -302,6 +306,11 @@ class Journal:
         remove_copy(copy.folder)
         if failure is not None:
             self._give_up(failure)
+
+    def _end_copying(self) -> None:
+        """Wait until a copy under way has read what it reads; it goes on as before then."""
+        if self._copy is not None:
+            self._copy.end()
 
     def _give_up(self, reason: object) -> None:
         """The journal stays as it is; the next try is made when twice as much is wasted."""
