@@ -18,7 +18,8 @@ from typing import TypeVar
 import lmdb
 
 from sessionkv.errors import StoreUnavailable
-from sessionkv.store.lacking_pages import BadPages, num_lacking
+from sessionkv.store.lacking_pages import num_lacking
+from sessionkv.store.lmdb_layout import Unsound
 from sessionkv.store.structure import check_structure
 
 _log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ def _damage(data: Path, limit_bytes: int = VERIFY_LIMIT_BYTES) -> str | None:
         if size <= limit_bytes:
             return check_structure(data)
         lacking = num_lacking(data)
-    except BadPages as error:
+    except Unsound as error:
         return str(error)
     return f"it has {size} bytes and lacks {lacking} pages" if lacking else None
 

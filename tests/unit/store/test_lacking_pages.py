@@ -12,7 +12,8 @@ import pytest
 
 from sessionkv.store import environment
 from sessionkv.store.environment import check_environment, open_environment, write
-from sessionkv.store.lacking_pages import BadPages, num_lacking
+from sessionkv.store.lacking_pages import num_lacking
+from sessionkv.store.lmdb_layout import Unsound
 
 PAGE = 4096
 UNTOUCHED = 3
@@ -79,14 +80,14 @@ def test_any_cut_is_seen(path: Path) -> None:
         problems = lmdb.verify.verify(str(data))  # knows every page that is in use
         try:
             is_sound = num_lacking(data) == 0
-        except BadPages:
+        except Unsound:
             is_sound = False
         assert is_sound is not any(problems)
         verdicts.add(is_sound)
     assert verdicts == {True, False}
     for pages in (0, 1):
         data.write_bytes(whole[: pages * PAGE])
-        with pytest.raises(BadPages):
+        with pytest.raises(Unsound):
             num_lacking(data)
 
 
@@ -99,5 +100,5 @@ def test_any_damage_is_survived(path: Path) -> None:
         for _ in range(20):
             harmed[rng.randrange(len(harmed))] = rng.randrange(256)
         data.write_bytes(harmed)
-        with suppress(BadPages):
+        with suppress(Unsound):
             assert num_lacking(data) >= 0
