@@ -26,11 +26,12 @@ from itertools import count, islice
 import lmdb
 
 from sessionkv.errors import StoreError, StoreUnavailable
-from sessionkv.store.block_index import Entry, distrust, open_index
+from sessionkv.store.block_index import distrust, open_index
 from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.environment import DAMAGE, opening
 from sessionkv.store.gates import OPEN_GATES, Gates
+from sessionkv.store.index_entry import Entry
 from sessionkv.store.payload_jobs import PayloadFiles, ReadJob, RecordAndView, WriteJob
 from sessionkv.store.record import RecordLayout, shared_tokens
 from sessionkv.store.segments import SegmentFiles

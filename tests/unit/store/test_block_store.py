@@ -9,9 +9,10 @@ import lmdb
 import pytest
 
 from sessionkv.errors import StoreError, StoreUnavailable
-from sessionkv.store.block_index import BlockIndex, Entry
+from sessionkv.store.block_index import BlockIndex
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory, disk_bytes
+from sessionkv.store.index_entry import Entry
 from sessionkv.store.segments import SegmentFiles
 from sessionkv.types import BlockRecord, DiskBlock, MoveOutcome
 from tests.builders.store import IDENTITY, ROOT, block, chain, geometry, payload, query
