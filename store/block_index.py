@@ -72,6 +72,7 @@ class BlockIndex:
     The methods that take a transaction work inside :meth:`reading` or :meth:`write`.
 
     Attributes:
+        block_size: Tokens of a full block.
         slots: The slots that no entry names. :meth:`put` and :meth:`remove` keep it.
         quarantined: Where a damaged index was moved to, None when there was none.
     """
@@ -83,6 +84,7 @@ class BlockIndex:
             StoreUnavailable: It cannot be opened.
         """
         self._path = path
+        self.block_size = block_size
         self._full_bytes = 4 * block_size
         self._env, self.quarantined = open_environment(path, max_dbs=5)
         try:
