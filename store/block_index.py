@@ -23,49 +23,47 @@ not know of files, leases or caps.
 
 from __future__ import annotations
 
+import enum
 import logging
 import shutil
 import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import lmdb
 import msgpack
-import xxhash
 
 from sessionkv.store.directory import disk_bytes
 from sessionkv.store.environment import DAMAGE, begin_read, open_environment, write
+from sessionkv.store.index_entry import MAX_RANK, Entry, opened, sealed, slot_in
 from sessionkv.store.slot_map import SlotMap
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_ENTRY = struct.Struct("<IQI32s")
 _ROW = struct.Struct(">BQII")
 _PARTIAL, _FULL = b"\x00", b"\x01"
-_MAX_RANK = 126
-# Rank and height share 32 bits.
-_HEIGHT_BITS = 24
-_SEAL_BYTES = 8
 _DISTRUSTED = "damaged"
 # Most children of one block that are looked at, for a partial match or for the order.
 MAX_CHILDREN = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What the index knows of one block. ``tokens`` are 32-bit little-endian ids."""
+class Table(enum.Enum):
+    """What follows from the entries."""
 
+    CHILDREN = "children"
+    ORDER = "order"
+
+
+class Row(NamedTuple):
+    """A row of one of them."""
+
+    table: Table
     key: bytes
-    parent: bytes
-    tokens: bytes
-    slot: int
-    stamp: int = 0
-    height: int = 0
-    rank: int = 0
+    value: bytes
 
 
 class BlockIndex:
@@ -74,6 +72,7 @@ class BlockIndex:
     The methods that take a transaction work inside :meth:`reading` or :meth:`write`.
 
     Attributes:
+        block_size: Tokens of a full block.
         slots: The slots that no entry names. :meth:`put` and :meth:`remove` keep it.
         quarantined: Where a damaged index was moved to, None when there was none.
     """
@@ -85,6 +84,7 @@ class BlockIndex:
             StoreUnavailable: It cannot be opened.
         """
         self._path = path
+        self.block_size = block_size
         self._full_bytes = 4 * block_size
         self._env, self.quarantined = open_environment(path, max_dbs=5)
         try:
@@ -92,6 +92,7 @@ class BlockIndex:
             self._entries = self._env.open_db(b"entries")
             self._children = self._env.open_db(b"children", dupsort=True, dupfixed=True)
             self._order = self._env.open_db(b"order")
+            self._tables = {Table.CHILDREN: self._children, Table.ORDER: self._order}
             self.slots = SlotMap(self._env)
             with self.reading() as txn:
                 self._stamp = self._newest_stamp(txn)
@@ -129,21 +130,14 @@ class BlockIndex:
     def get(self, txn: lmdb.Transaction, key: bytes) -> Entry | None:
         """The entry of a block, None when there is none. About 5 us."""
         value = txn.get(key, db=self._entries)
-        return None if value is None else _opened(key, bytes(value))
+        return None if value is None else opened(key, bytes(value))
 
     def slot_of(
         self, txn: lmdb.Transaction, key: bytes, parent: bytes, tokens: bytes
     ) -> int | None:
         """Slot of the block of that key, parent and tokens, None when there is none."""
         value = txn.get(key, db=self._entries)
-        if value is None:
-            return None
-        sealed = bytes(value)
-        body = sealed[_SEAL_BYTES:]
-        if body[_ENTRY.size - 32 :] != parent + tokens:
-            return None
-        is_sound = xxhash.xxh3_64_digest(key + body) == sealed[:_SEAL_BYTES]
-        return int.from_bytes(body[:4], "little") if is_sound else None
+        return None if value is None else slot_in(bytes(value), key, parent, tokens)
 
     def count(self, txn: lmdb.Transaction) -> int:
         """Number of blocks."""
@@ -154,7 +148,7 @@ class BlockIndex:
         cursor = txn.cursor(self._entries)
         if cursor.set_range(after + b"\0"):
             for key, value in cursor:
-                entry = _opened(bytes(key), bytes(value))
+                entry = opened(bytes(key), bytes(value))
                 if entry is not None:
                     yield entry
 
@@ -180,11 +174,10 @@ class BlockIndex:
         """Add a block that is not there, as the one used last; its slot is no longer free."""
         self._stamp += 1
         self.slots.named(txn, entry.slot)
-        rank = min(entry.rank, _MAX_RANK)
+        rank = min(entry.rank, MAX_RANK)
         entry = replace(entry, stamp=self._stamp, height=0, rank=rank)
-        txn.put(entry.key, _sealed(entry), db=self._entries)
-        txn.put(entry.parent, self._kind(entry) + entry.key, db=self._children)
-        txn.put(self._row(entry), entry.key, db=self._order)
+        txn.put(entry.key, sealed(entry), db=self._entries)
+        self.put_rows(txn, entry)
 
     def remove(self, txn: lmdb.Transaction, key: bytes, *, has_space: bool = True) -> Entry | None:
         """Forget a block; what was known of it, None when nothing was.
@@ -194,8 +187,8 @@ class BlockIndex:
         entry = self.get(txn, key)
         if entry is not None:
             self.slots.unnamed(txn, entry.slot, has_space=has_space)
-            txn.delete(entry.parent, self._kind(entry) + key, db=self._children)
-            txn.delete(self._row(entry), db=self._order)
+            for row in self.rows_of(entry):
+                self.delete_row(txn, row)
         txn.delete(key, db=self._entries)
         return entry
 
@@ -212,7 +205,7 @@ class BlockIndex:
         for key, rank in ranks.items():
             entry = self.get(txn, key)
             if entry is not None and entry.rank != rank:
-                rank = min(rank, _MAX_RANK)
+                rank = min(rank, MAX_RANK)
                 self._move(txn, entry, stamp=entry.stamp, height=entry.height, rank=rank)
 
     def coldest(
@@ -233,11 +226,49 @@ class BlockIndex:
                 txn.delete(row, db=self._order)
             elif entry.slot in leased:
                 row += b"\0"
-            elif (rank := min(rank_of(key), _MAX_RANK)) > entry.rank:
+            elif (rank := min(rank_of(key), MAX_RANK)) > entry.rank:
                 self._move(txn, entry, stamp=entry.stamp, height=entry.height, rank=rank)
             elif not self._defer(txn, entry):
                 return entry
         return None
+
+    # What follows from the entries, for those who check it -------------------------------------
+
+    def rows_of(self, entry: Entry) -> tuple[Row, ...]:
+        """The rows that an entry must have."""
+        child = Row(Table.CHILDREN, entry.parent, self._kind(entry) + entry.key)
+        return child, Row(Table.ORDER, self._row(entry), entry.key)
+
+    def rows(self, txn: lmdb.Transaction) -> Iterator[tuple[Row, Entry | None]]:
+        """Every row, and the entry that it says it is of. O(blocks)."""
+        for table, database in self._tables.items():
+            for key, value in txn.cursor(database):
+                row = Row(table, bytes(key), bytes(value))
+                block = row.value[1:] if table is Table.CHILDREN else row.value
+                yield row, self.get(txn, block)
+
+    def has_row(self, txn: lmdb.Transaction, row: Row) -> bool:
+        """Whether a row is there."""
+        if row.table is Table.ORDER:
+            return bool(txn.get(row.key, db=self._order) == row.value)
+        return bool(txn.cursor(self._children).set_key_dup(row.key, row.value))
+
+    def put_rows(self, txn: lmdb.Transaction, entry: Entry) -> None:
+        """Write the rows of an entry."""
+        for row in self.rows_of(entry):
+            txn.put(row.key, row.value, db=self._tables[row.table])
+
+    def delete_row(self, txn: lmdb.Transaction, row: Row) -> None:
+        """Delete a row, if it is there."""
+        txn.delete(row.key, row.value, db=self._tables[row.table])
+
+    def remove_damaged(self, txn: lmdb.Transaction) -> int:
+        """Remove the entries that do not match their checksums; how many. O(blocks)."""
+        keys = [bytes(key) for key in txn.cursor(self._entries).iternext(values=False)]
+        bad = [key for key in keys if self.get(txn, key) is None]
+        for key in bad:
+            txn.delete(key, db=self._entries)
+        return len(bad)
 
     def used_bytes(self) -> int:
         """Bytes of disk that the index takes."""
@@ -268,7 +299,7 @@ class BlockIndex:
         moved = replace(entry, stamp=stamp, height=height, rank=rank)
         txn.delete(self._row(entry), db=self._order)
         txn.put(self._row(moved), entry.key, db=self._order)
-        txn.put(entry.key, _sealed(moved), db=self._entries)
+        txn.put(entry.key, sealed(moved), db=self._entries)
 
     def _newest_stamp(self, txn: lmdb.Transaction) -> int:
         """The highest stamp of an entry that its row bears out, or 0. O(classes)."""
@@ -292,22 +323,6 @@ class BlockIndex:
     def _row(self, entry: Entry) -> bytes:
         is_full = len(entry.tokens) == self._full_bytes
         return _ROW.pack(2 * entry.rank + is_full, entry.stamp, entry.height, entry.slot)
-
-
-def _sealed(entry: Entry) -> bytes:
-    """The value of ``entries``; the checksum covers the key too."""
-    rank_and_height = entry.rank << _HEIGHT_BITS | entry.height
-    body = _ENTRY.pack(entry.slot, entry.stamp, rank_and_height, entry.parent) + entry.tokens
-    return xxhash.xxh3_64_digest(entry.key + body) + body
-
-
-def _opened(key: bytes, value: bytes) -> Entry | None:
-    body = value[_SEAL_BYTES:]
-    if len(body) < _ENTRY.size or xxhash.xxh3_64_digest(key + body) != value[:_SEAL_BYTES]:
-        return None
-    slot, stamp, rank_and_height, parent = _ENTRY.unpack_from(body)
-    rank, height = rank_and_height >> _HEIGHT_BITS, rank_and_height % (1 << _HEIGHT_BITS)
-    return Entry(key, parent, body[_ENTRY.size :], slot, stamp, height, rank)
 
 
 def open_index(folder: Path, layout: dict[str, int], *, cap_bytes: int) -> BlockIndex:

@@ -26,13 +26,22 @@ from itertools import count, islice
 import lmdb
 
 from sessionkv.errors import StoreError, StoreUnavailable
-from sessionkv.store.block_index import Entry, distrust, open_index
+from sessionkv.store.block_index import distrust, open_index
 from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.environment import DAMAGE, opening
 from sessionkv.store.gates import OPEN_GATES, Gates
+from sessionkv.store.index_changes import (
+    check_named,
+    disk_block,
+    find_chain,
+    name_records,
+    remove_ends,
+    remove_keys,
+)
+from sessionkv.store.index_entry import Entry
 from sessionkv.store.payload_jobs import PayloadFiles, ReadJob, RecordAndView, WriteJob
-from sessionkv.store.record import RecordLayout, shared_tokens
+from sessionkv.store.record import RecordLayout
 from sessionkv.store.segments import SegmentFiles
 from sessionkv.store.space import Space, is_full
 from sessionkv.types import (
@@ -43,8 +52,6 @@ from sessionkv.types import (
     DiskReceipt,
     KVGeometry,
     MoveOutcome,
-    pack_tokens,
-    unpack_tokens,
 )
 
 _log = logging.getLogger(__name__)
@@ -98,7 +105,6 @@ class BlockStore:
         directory.check_process()
         self._directory = directory
         self._layout = RecordLayout(identity, geometry)
-        self._block_size = geometry.block_size
         self._gates = gates
         self._clock = clock
         self._rank_of = rank_of
@@ -149,24 +155,11 @@ class BlockStore:
         Every block found has the key, parent and tokens asked for. Release the receipt once.
         """
         self._directory.check_process()
-        size = self._block_size
-        asked = pack_tokens(query.token_ids)
         blocks: list[DiskBlock] = []
-        parent, length = query.parent, 0
         tail = None
         try:
             with self._index.reading() as txn:
-                for number, key in enumerate(query.keys):
-                    span = slice(size * number, size * (number + 1))
-                    tokens = asked[4 * span.start : 4 * span.stop]
-                    slot = self._index.slot_of(txn, key, parent, tokens)
-                    if slot is not None:
-                        record = BlockRecord(key, parent, query.token_ids[span])
-                        blocks.append(DiskBlock(record, slot))
-                    elif key not in query.in_memory:
-                        break
-                    parent, length = key, number + 1
-                tail = self._best_child(txn, parent, asked[4 * size * length :])
+                tail = find_chain(txn, self._index, query, blocks)
         except lmdb.Error as error:
             self._turn_off(error)  # what was found before is as good as ever
         found = [*blocks, tail] if tail else blocks
@@ -285,10 +278,10 @@ class BlockStore:
                 on it that the caller does not have in memory.
         """
         self._directory.check_process()
-        work = self._remove_ends if keep_continued else self._remove_keys
+        work = remove_ends if keep_continued else remove_keys
         for start in range(0, len(keys), BATCH_RECORDS):
             batch = keys[start : start + BATCH_RECORDS]
-            self._remove(partial(work, keys=batch))
+            self._remove(partial(work, index=self._index, keys=batch))
 
     def ranks_fell(self, keys: Sequence[BlockHash]) -> None:
         """The ranks of these blocks may be lower than when they were last asked for."""
@@ -362,7 +355,7 @@ class BlockStore:
             with self._index.reading() as txn:
                 entries = list(islice(self._index.entries(txn, after), BATCH_RECORDS))
             for entry in entries:
-                is_sound = self.read(_disk_block(entry), scratch) is MoveOutcome.OK
+                is_sound = self.read(disk_block(entry), scratch) is MoveOutcome.OK
                 counts[is_sound] += 1
                 if is_sound:
                     named[entry.slot] = 1
@@ -412,30 +405,21 @@ class BlockStore:
             self._space.note(job.known)
             self._space.write_notes()
             self._gates.pass_through("before_index_commit")
-            dropped = self._index.write(partial(self._name, job.named()))
+            name = partial(
+                name_records, index=self._index, stored=job.named(), rank_of=self._rank_of
+            )
+            dropped = self._index.write(name)
         except BaseException:
             self._space.give_back(slots)
             raise
         self._gates.pass_through("after_index_commit")
         self._space.used(slots)
+        gone = {entry.key for entry in dropped}
+        with self._index.reading() as txn:
+            check_named(txn, self._index, [s for s in job.named() if s[0].key not in gone])
         self._space.evicted += [entry.key for entry in dropped]
         self._counts.superseded_blocks += len(dropped)
         self._counts.written_blocks += len(slots)
-
-    def _name(
-        self, stored: Sequence[tuple[BlockRecord, int]], txn: lmdb.Transaction
-    ) -> list[Entry]:
-        """Name the slots in the index; the shorter partial blocks that this made useless."""
-        dropped: list[Entry] = []
-        for record, slot in stored:
-            tokens = pack_tokens(record.token_ids)
-            for child in list(self._index.children(txn, record.parent, full=False)):
-                if len(child.tokens) < len(tokens) and tokens.startswith(child.tokens):
-                    self._index.remove(txn, child.key)
-                    dropped.append(child)
-            rank = self._rank_of(record.key)
-            self._index.put(txn, Entry(record.key, record.parent, tokens, slot, rank=rank))
-        return dropped
 
     def _trim(self) -> None:
         """Get under the cap; where that fails, writing is off."""
@@ -473,23 +457,6 @@ class BlockStore:
 
         self._space.evicted += self._remove(work)
 
-    def _remove_keys(self, txn: lmdb.Transaction, keys: Sequence[BlockHash]) -> list[Entry | None]:
-        return [self._index.remove(txn, key) for key in keys]
-
-    def _remove_ends(self, txn: lmdb.Transaction, keys: Sequence[BlockHash]) -> list[Entry | None]:
-        """Remove those that nothing continues but others of ``keys``."""
-        going = set(keys)
-        found = True
-        while found:  # once more only where a chain was named from its start
-            found = False
-            for key in keys:
-                if key in going and any(
-                    child.key not in going for child in self._index.children(txn, key)
-                ):
-                    going.discard(key)
-                    found = True
-        return [self._index.remove(txn, key) for key in keys if key in going]
-
     def _remove(self, work: Callable[[lmdb.Transaction], list[Entry | None]]) -> list[bytes]:
         """Run a transaction that removes entries; the keys of those that were there."""
         try:
@@ -497,20 +464,6 @@ class BlockStore:
         except lmdb.Error as error:
             self._turn_off(error)  # what could not be removed is found bad, or cold, again
             return []
-
-    # -- finding ---------------------------------------------------------------------------------
-
-    def _best_child(
-        self, txn: lmdb.Transaction, parent: BlockHash, tokens: bytes
-    ) -> DiskBlock | None:
-        """The block after ``parent`` that shares most leading tokens, at least one."""
-        best: Entry | None = None
-        best_shared = 0
-        for child in self._index.children(txn, parent):
-            shared = shared_tokens(child.tokens, tokens)
-            if shared > best_shared:
-                best, best_shared = child, shared
-        return None if best is None else _disk_block(best)
 
     def _check_size(self, view: memoryview) -> None:
         if view.nbytes != self._layout.payload_bytes:
@@ -528,8 +481,3 @@ def layout_of(geometry: KVGeometry) -> dict[str, int]:
         "slot_bytes": RecordLayout(b"", geometry).slot_bytes,
         "block_size": geometry.block_size,
     }
-
-
-def _disk_block(entry: Entry) -> DiskBlock:
-    tokens = tuple(unpack_tokens(entry.tokens))
-    return DiskBlock(BlockRecord(BlockHash(entry.key), BlockHash(entry.parent), tokens), entry.slot)

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import lmdb
-import lmdb.verify
 
 from sessionkv.errors import StoreUnavailable
+from sessionkv.store.lacking_pages import num_lacking
+from sessionkv.store.lmdb_layout import Unsound
+from sessionkv.store.structure import check_structure
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# The structural check reads about 32 MB/s: a start is to take less than a second. Larger files get
-# only the check of their size.
-VERIFY_LIMIT_BYTES = 16 * 1024**2
+# The structural check reads some 500 MB/s: a start is to take less than a second. Larger files get
+# only the check of their size; see docs/decisions/0005.
+VERIFY_LIMIT_BYTES = 128 * 1024**2
 _MAP_LIMIT_BYTES = 2**46
 # Of the lock file: its header, and one slot for each reader but the first, who is in the header.
 _LOCK_HEADER_BYTES, _READER_BYTES = 192, 64
-_MAGIC = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
 
 DAMAGE = (
     lmdb.BadTxnError,
@@ -65,21 +65,11 @@ def open_environment(
     """
     path.mkdir(mode=0o700, exist_ok=True)
     data = path / "data.mdb"
-    known = data.stat().st_size if data.exists() else None
-
-    def opened() -> lmdb.Environment:
-        return open_sound(path, max_dbs=max_dbs, map_bytes=map_bytes, max_readers=max_readers)
-
     with opening(path):
         moved = None
-        damage = None if known is None else _damage(data)
-        env = None if damage else opened()
-        if env is not None and known is not None and (damage := _shortage(env, known)):
-            env.close()
-        if env is None or damage:
-            moved = _quarantine(path, damage or "unreadable")
-            known = None
-            env = opened()
+        if data.exists() and (damage := _damage(data)):
+            moved = _quarantine(path, damage)
+        env = open_sound(path, max_dbs=max_dbs, map_bytes=map_bytes, max_readers=max_readers)
         env.reader_check()  # frees the slots of readers that were killed
     return env, moved
 
@@ -87,22 +77,12 @@ def open_environment(
 def check_environment(path: Path, *, whole: bool = False) -> str | None:
     """What is wrong with the environment in folder ``path``; None if nothing. Changes nothing.
 
-    While nobody else has it open. With ``whole`` the structure of a large one is checked too, at
-    about 32 MB/s.
+    While nobody else has it open. With ``whole`` the structure of a large one is checked too.
     """
     data = path / "data.mdb"
     try:
-        size = data.stat().st_size
-        if damage := _damage(data, limit_bytes=size if whole else VERIFY_LIMIT_BYTES):
-            return damage
-        env = lmdb.open(
-            str(path), map_size=max(2**20, 2 * size), readonly=True, lock=False, create=False
-        )
-        try:
-            return _shortage(env, size)
-        finally:
-            env.close()
-    except (lmdb.Error, OSError) as error:
+        return _damage(data, limit_bytes=data.stat().st_size if whole else VERIFY_LIMIT_BYTES)
+    except OSError as error:
         return str(error)
 
 
@@ -148,11 +128,21 @@ def begin_read(env: lmdb.Environment) -> lmdb.Transaction:
         return env.begin()
 
 
-def write(env: lmdb.Environment, work: Callable[[lmdb.Transaction], _T]) -> _T:
+def write(
+    env: lmdb.Environment,
+    work: Callable[[lmdb.Transaction], _T],
+    *,
+    end_reading: Callable[[], None] | None = None,
+) -> _T:
     """Run ``work`` in one write transaction, durable on return; it must be repeatable.
 
     A full map aborts the transaction, is doubled, and ``work`` runs again. What ``work`` raises
     aborts the transaction and is passed on.
+
+    Args:
+        env: Where.
+        work: What.
+        end_reading: Ends what other threads read, before the map grows: it moves under them.
 
     Raises:
         lmdb.Error: The disk is full or failed; nothing was changed.
@@ -165,6 +155,8 @@ def write(env: lmdb.Environment, work: Callable[[lmdb.Transaction], _T]) -> _T:
             size = env.info()["map_size"]
             if size >= _MAP_LIMIT_BYTES:
                 raise
+            if end_reading is not None:
+                end_reading()
             # No transaction is open here: ours was aborted, and this thread has no other.
             env.set_mapsize(2 * size)
 
@@ -187,21 +179,12 @@ def _damage(data: Path, limit_bytes: int = VERIFY_LIMIT_BYTES) -> str | None:
     if size == 0:
         return "the file is empty"
     try:
-        if size > limit_bytes:
-            with data.open("rb") as file:
-                head = file.read(32)
-            return None if _MAGIC in head else "not an LMDB data file"
-        problems: list[str] = lmdb.verify.verify(str(data))  # type: ignore[no-untyped-call]
-    except lmdb.verify.VerifyError as error:
+        if size <= limit_bytes:
+            return check_structure(data)
+        lacking = num_lacking(data)
+    except Unsound as error:
         return str(error)
-    # Leaked pages cost room and nothing else.
-    return next((text for text in problems if "a leak" not in text), None)
-
-
-def _shortage(env: lmdb.Environment, size: int) -> str | None:
-    """Whether the file lacks pages that its newest root may name: touching one is a SIGBUS."""
-    expected = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    return f"it has {size} bytes of {expected}" if size < expected else None
+    return f"it has {size} bytes and lacks {lacking} pages" if lacking else None
 
 
 def _quarantine(path: Path, damage: str) -> Path:

@@ -1,6 +1,5 @@
 """Whether what a block index derives from its entries agrees with them, and putting that right.
 
-Reads beside :class:`~sessionkv.store.block_index.BlockIndex` what that only ever looks rows up in.
 For indexes that nobody else has open; O(blocks).
 """
 
@@ -10,7 +9,8 @@ from collections.abc import Iterator
 
 import lmdb
 
-from sessionkv.store.block_index import BlockIndex, Entry
+from sessionkv.store.block_index import BlockIndex, Row
+from sessionkv.store.index_entry import Entry
 
 
 def check_rows(index: BlockIndex) -> Iterator[str]:
@@ -39,44 +39,26 @@ def repair_rows(index: BlockIndex) -> int:
     """
 
     def work(txn: lmdb.Transaction) -> int:
-        bad = [
-            bytes(key)
-            for key in txn.cursor(index._entries).iternext(values=False)
-            if index.get(txn, bytes(key)) is None
-        ]
-        for key in bad:
-            txn.delete(key, db=index._entries)
-        for database, key, value in list(_stale_rows(txn, index)):
-            txn.delete(key, value, db=database)
+        bad = index.remove_damaged(txn)
+        for row in list(_stale_rows(txn, index)):
+            index.delete_row(txn, row)
         for entry in list(index.entries(txn)):
-            txn.put(entry.parent, index._kind(entry) + entry.key, db=index._children)
-            txn.put(index._row(entry), entry.key, db=index._order)
+            index.put_rows(txn, entry)
             index.slots.named(txn, entry.slot)
-        return len(bad)
+        return bad
 
     return index.write(work)
 
 
 def _has_rows(txn: lmdb.Transaction, index: BlockIndex, entry: Entry) -> bool:
-    child = index._kind(entry) + entry.key
-    is_child = txn.cursor(index._children).set_key_dup(entry.parent, child)
-    return is_child and txn.get(index._row(entry), db=index._order) == entry.key
+    return all(index.has_row(txn, row) for row in index.rows_of(entry))
 
 
-def _stale_rows(
-    txn: lmdb.Transaction, index: BlockIndex
-) -> Iterator[tuple[lmdb._Database, bytes, bytes]]:
+def _stale_rows(txn: lmdb.Transaction, index: BlockIndex) -> Iterator[Row]:
     """Rows that no entry bears out."""
-    for raw_parent, raw_child in txn.cursor(index._children):
-        parent, child = bytes(raw_parent), bytes(raw_child)
-        entry = index.get(txn, child[1:])
-        if entry is None or entry.parent != parent or index._kind(entry) != child[:1]:
-            yield index._children, parent, child
-    for raw_row, raw_key in txn.cursor(index._order):
-        row, key = bytes(raw_row), bytes(raw_key)
-        entry = index.get(txn, key)
-        if entry is None or index._row(entry) != row:
-            yield index._order, row, key
+    for row, entry in index.rows(txn):
+        if entry is None or row not in index.rows_of(entry):
+            yield row
 
 
 def _slots(txn: lmdb.Transaction, index: BlockIndex) -> tuple[int, int]:

@@ -97,7 +97,7 @@ class Journal:
             compact_bytes: Least bytes of free pages that are worth a compaction.
 
         Raises:
-            StoreUnavailable: It cannot be opened.
+            StoreUnavailable: It cannot be opened, or is of a newer format.
         """
         directory.check_process()
         self._directory = directory
@@ -116,10 +116,7 @@ class Journal:
             remove_copy(directory.journal_path / _COPY_FOLDER)
             self._tables = Tables(self._env, self._damage)
             self._file = self._file_id()
-            with begin_read(self._env) as txn:
-                is_old = self._tables.version(txn) < VERSION
-            if is_old:
-                write(self._env, lambda txn: upgrade(txn, self._tables))
+            self._bring_up()
 
     # Questions -------------------------------------------------------------------------------
 
@@ -212,7 +209,11 @@ class Journal:
         kept = [tuple(batch) for batch in batches]
 
         try:
-            write(self._env, lambda txn: self._tables.apply_all(txn, kept))
+            write(
+                self._env,
+                lambda txn: self._tables.apply_all(txn, kept),
+                end_reading=self._end_copying,
+            )
         except lmdb.Error as error:
             raise StoreUnavailable(f"the journal cannot be written: {error}") from error
         except (ValueError, TypeError, OverflowError) as error:
@@ -306,6 +307,11 @@ class Journal:
         if failure is not None:
             self._give_up(failure)
 
+    def _end_copying(self) -> None:
+        """Wait until a copy under way has read what it reads; it goes on as before then."""
+        if self._copy is not None:
+            self._copy.end()
+
     def _give_up(self, reason: object) -> None:
         """The journal stays as it is; the next try is made when twice as much is wasted."""
         _log.warning("the journal could not be compacted: %s", reason)
@@ -316,6 +322,21 @@ class Journal:
         remove_copy(self._directory.journal_path / _COPY_FOLDER)
 
     # Private ---------------------------------------------------------------------------------
+
+    def _bring_up(self) -> None:
+        """One of an older format is upgraded, one of a newer format is left alone."""
+        with begin_read(self._env) as txn:
+            version = self._tables.version(txn)
+        if version > VERSION:
+            self._env.close()
+            path = self._directory.journal_path
+            raise StoreUnavailable(
+                f"the journal {path} has version {version}; this one reads versions up to "
+                f"{VERSION}: upgrade sessionkv or choose another directory",
+                version=version,
+            )
+        if version < VERSION:
+            write(self._env, lambda txn: upgrade(txn, self._tables))
 
     def _answer(self, txn: lmdb.Transaction, question: Question) -> Reply:
         tables = self._tables

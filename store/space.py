@@ -22,8 +22,9 @@ from pathlib import Path
 
 import lmdb
 
-from sessionkv.store.block_index import BlockIndex, Entry
+from sessionkv.store.block_index import BlockIndex
 from sessionkv.store.directory import disk_bytes
+from sessionkv.store.index_entry import Entry
 from sessionkv.store.segments import SegmentFiles
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

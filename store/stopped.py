@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sessionkv.errors import StoreUnavailable
-from sessionkv.store.block_index import BlockIndex, Entry
+from sessionkv.store.block_index import BlockIndex
 from sessionkv.store.block_store import LAYOUT_VERSION
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.environment import check_environment, opening
+from sessionkv.store.index_entry import Entry
 from sessionkv.store.record import HEADER_BYTES, RecordLayout, geometry_in
 from sessionkv.store.segments import SegmentFiles
 from sessionkv.types import BlockHash, BlockRecord, KVGeometry, pack_tokens, unpack_tokens

@@ -20,9 +20,10 @@ import lmdb
 from benchmarks.report import Row, median_row
 from benchmarks.store.options import StoreOptions
 from benchmarks.store.shapes import GEOMETRIES, chain, forget_pages
-from sessionkv.store.block_index import BlockIndex, Entry, open_index
+from sessionkv.store.block_index import BlockIndex, open_index
 from sessionkv.store.block_store import BlockStore, layout_of
 from sessionkv.store.directory import StoreDirectory
+from sessionkv.store.index_entry import Entry
 from sessionkv.types import BlockHash, BlockRecord, DiskQuery, KVGeometry, pack_tokens
 
 ABOUT = "opening an index of many blocks, cold, and asking it; memory is of the process's own"

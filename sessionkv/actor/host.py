@@ -44,7 +44,7 @@ class EngineHost:
         self._config = config
         with ExitStack() as undo:
             undo.callback(built.resources.close)
-            text = TextModel.load(built.text_dir)
+            text = TextModel.load(built.text)
             undo.pop_all()
         engine_id = f"{os.getpid()}-{secrets.token_hex(4)}"
         limits = limits_to_map(config.limits) | {

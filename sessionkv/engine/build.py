@@ -37,8 +37,8 @@ from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.journal import Journal
 from sessionkv.store.worker import StoreWorker
-from sessionkv.text.builtin import BYTE_VOCAB_SIZE, write_byte_text
-from sessionkv.text.folder import read_text_facts
+from sessionkv.text.builtin import BYTE_VOCAB_SIZE, byte_text
+from sessionkv.text.folder import TextFiles, read_text_facts
 from sessionkv.types import Tier
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class BuiltEngine:
     """A core's parts with what stands under them.
 
     Attributes:
-        text_dir: The model's text folder, for the front.
+        text: The model's text folder, or what it would hold, for the front.
         store_path: The store directory.
         memory: The memory split, as measured and decided.
         resources: Closes everything, last opened first.
@@ -63,7 +63,7 @@ class BuiltEngine:
 
     parts: CoreParts
     inbox: Inbox[object]
-    text_dir: Path
+    text: Path | TextFiles
     store_path: Path
     memory: MemoryPlan
     resources: ExitStack
@@ -73,7 +73,7 @@ class BuiltEngine:
 class _Loaded:
     """A model ready to run."""
 
-    text_dir: Path
+    text: Path | TextFiles
     memory: MemoryPlan
     budget: StepBudget
     runner: Runner
@@ -101,7 +101,7 @@ def build_engine(
     """
     with ExitStack() as stack:
         directory = stack.enter_context(StoreDirectory.open(_store_path(config, stack)))
-        loaded = _load_runner(config, directory.path, progress or _silent, stack)
+        loaded = _load_runner(config, directory.path, progress or _silent)
         if wrap_runner is not None:
             loaded = replace(loaded, runner=wrap_runner(loaded.runner))
         stack.callback(loaded.runner.close)
@@ -110,7 +110,7 @@ def build_engine(
         return BuiltEngine(
             parts=parts,
             inbox=inbox,
-            text_dir=loaded.text_dir,
+            text=loaded.text,
             store_path=directory.path,
             memory=loaded.memory,
             resources=stack.pop_all(),
@@ -179,7 +179,7 @@ def _build_parts(
         budget=loaded.budget,
         max_model_len=runner.max_model_len,
     )
-    facts = read_text_facts(loaded.text_dir)
+    facts = read_text_facts(loaded.text)
     return CoreParts(
         config=config,
         root=root,
@@ -201,14 +201,10 @@ def _build_parts(
     )
 
 
-def _load_runner(
-    config: EngineConfig, store: Path, progress: ProgressSink, stack: ExitStack
-) -> _Loaded:
+def _load_runner(config: EngineConfig, store: Path, progress: ProgressSink) -> _Loaded:
     """Text folder, memory split and runner of the configured model."""
     machine, asked_tokens = measure(store), config.scheduler.step_tokens
     if config.model == CHECKSUM_MODEL:
-        text_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sessionkv-text-")))
-        write_byte_text(text_dir, max_model_len=CHECKSUM_MAX_LEN)
         memory = plan_memory(
             _small(config.cache),
             checksum_geometry(config.cache.block_size),
@@ -223,7 +219,8 @@ def _load_runner(
             max_model_len=memory.max_model_len,
             full_read=False,
         )
-        return _Loaded(text_dir, memory, step_budget(asked_tokens, on_gpu=False), checksum)
+        text = byte_text(max_model_len=CHECKSUM_MAX_LEN)
+        return _Loaded(text, memory, step_budget(asked_tokens, on_gpu=False), checksum)
     # Loaded only here: an engine without a model must not need its libraries.
     from sessionkv.engine.gpu.devices import count_gpus, pick_device
     from sessionkv.engine.model_runner import ModelRunner

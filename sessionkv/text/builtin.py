@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from sessionkv.text.folder import write_text_folder
+from sessionkv.text.folder import TextFiles
 from sessionkv.text.vocabulary import byte_alphabet
 
 BYTE_VOCAB_SIZE = 259
@@ -22,25 +22,19 @@ CHATML_TEMPLATE = """\
 """
 
 
-def write_byte_text(folder: Path, *, max_model_len: int = 32_768) -> None:
-    """Write ``tokenizer.json``, ``chat_template.jinja`` and ``text.json`` into ``folder``.
+def byte_text(*, max_model_len: int = 32_768) -> TextFiles:
+    """The text of a model that reads and writes bytes.
 
     Args:
-        folder: Made where it is missing.
         max_model_len: Most positions of one sequence.
-
-    Raises:
-        OSError: The folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     vocabulary = byte_alphabet()
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
-    write_text_folder(
-        folder,
+    return TextFiles.make(
         tokenizer_json=tokenizer.to_str(),
         chat_template=CHATML_TEMPLATE,
         facts={
@@ -54,3 +48,13 @@ def write_byte_text(folder: Path, *, max_model_len: int = 32_768) -> None:
             "max_model_len": max_model_len,
         },
     )
+
+
+def write_byte_text(folder: Path, *, max_model_len: int = 32_768) -> None:
+    """Write :func:`byte_text` into a folder, made where it is missing.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    byte_text(max_model_len=max_model_len).write(folder)

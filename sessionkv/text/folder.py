@@ -7,6 +7,8 @@ none) and ``text.json``::
      "eos_token": str | null, "eos_token_ids": [int], "add_bos": bool,
      "special_tokens": {spelling: id}, "tokenizer_digest": str, "template_digest": str,
      "max_model_len": int}
+
+What these files hold may also be in memory alone (:class:`TextFiles`).
 """
 
 from __future__ import annotations
@@ -41,57 +43,91 @@ class TextFacts:
     max_model_len: int
 
 
-def read_text_folder(folder: Path) -> tuple[TextFacts, Tokenizer, str | None]:
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """What the files of a text folder hold. A folder that nobody has to remove.
+
+    Attributes:
+        tokenizer: Of ``tokenizer.json``.
+        template: Of ``chat_template.jinja``; None where the model has none.
+        facts: Of ``text.json``.
+        folder: Where they were read; for errors.
+    """
+
+    tokenizer: str
+    template: str | None
+    facts: str
+    folder: Path = Path("built-in")
+
+    @classmethod
+    def make(
+        cls, *, tokenizer_json: str, chat_template: str | None, facts: Mapping[str, Any]
+    ) -> TextFiles:
+        """Those of a model, its digests worked out.
+
+        Args:
+            tokenizer_json: Content of ``tokenizer.json``.
+            chat_template: None where the model has none.
+            facts: The fields of ``text.json`` besides format and digests.
+        """
+        digests = {
+            "tokenizer_digest": hashlib.sha256(tokenizer_json.encode()).hexdigest(),
+            "template_digest": hashlib.sha256((chat_template or "").encode()).hexdigest(),
+        }
+        content = {"format": TEXT_FORMAT, **facts, **digests}
+        return cls(tokenizer_json, chat_template, json.dumps(content, indent=2))
+
+    @classmethod
+    def read(cls, folder: Path) -> TextFiles:
+        """Those of a folder.
+
+        Raises:
+            ModelBroken: One is missing or unreadable.
+        """
+        path = folder / _TEMPLATE
+        template = _read(path) if path.exists() else None
+        return cls(_read(folder / _TOKENIZER), template, _read(folder / _FACTS), folder)
+
+    def write(self, folder: Path) -> None:
+        """Write them into a folder that is there.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        (folder / _TOKENIZER).write_text(self.tokenizer, encoding="utf-8")
+        if self.template is not None:
+            (folder / _TEMPLATE).write_text(self.template, encoding="utf-8")
+        (folder / _FACTS).write_text(self.facts, encoding="utf-8")
+
+
+def read_text(source: Path | TextFiles) -> tuple[TextFacts, Tokenizer, str | None]:
     """Facts, tokenizer and template source.
 
     Raises:
         ModelBroken: A file is missing or unreadable, or the files contradict each other.
     """
-    values = _read_values(folder)
-    facts = _facts(values, folder)
-    tokenizer = _tokenizer(_read(folder / _TOKENIZER), folder)
+    files = source if isinstance(source, TextFiles) else TextFiles.read(source)
+    values = _values(files.facts, files.folder)
+    facts = _facts(values, files.folder)
+    tokenizer = _tokenizer(files.tokenizer, files.folder)
     for spelling, token_id in values.get("special_tokens", {}).items():
         if tokenizer.token_to_id(spelling) != token_id:
             raise ModelBroken(
-                f"{folder / _FACTS} says {spelling!r} is token {token_id}; "
+                f"{files.folder / _FACTS} says {spelling!r} is token {token_id}; "
                 f"the tokenizer says {tokenizer.token_to_id(spelling)}"
             )
-    path = folder / _TEMPLATE
-    return facts, tokenizer, _read(path) if path.exists() else None
+    return facts, tokenizer, files.template
 
 
-def read_text_facts(folder: Path) -> TextFacts:
+def read_text_facts(source: Path | TextFiles) -> TextFacts:
     """The facts alone, without loading the tokenizer.
 
     Raises:
         ModelBroken: The file is missing or unreadable.
     """
-    return _facts(_read_values(folder), folder)
-
-
-def write_text_folder(
-    folder: Path, *, tokenizer_json: str, chat_template: str | None, facts: Mapping[str, Any]
-) -> None:
-    """Write a text folder, its digests worked out.
-
-    Args:
-        folder: Must exist.
-        tokenizer_json: Content of ``tokenizer.json``.
-        chat_template: None where the model has none.
-        facts: The fields of ``text.json`` besides format and digests.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    (folder / _TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
-    if chat_template is not None:
-        (folder / _TEMPLATE).write_text(chat_template, encoding="utf-8")
-    digests = {
-        "tokenizer_digest": hashlib.sha256(tokenizer_json.encode()).hexdigest(),
-        "template_digest": hashlib.sha256((chat_template or "").encode()).hexdigest(),
-    }
-    content = {"format": TEXT_FORMAT, **facts, **digests}
-    (folder / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
+    if isinstance(source, TextFiles):
+        return _facts(_values(source.facts, source.folder), source.folder)
+    return _facts(_values(_read(source / _FACTS), source), source)
 
 
 def _read(path: Path) -> str:
@@ -101,9 +137,9 @@ def _read(path: Path) -> str:
         raise ModelBroken(f"the text folder {path.parent} cannot be read: {error}") from None
 
 
-def _read_values(folder: Path) -> Any:
+def _values(facts: str, folder: Path) -> Any:
     try:
-        return json.loads(_read(folder / _FACTS))
+        return json.loads(facts)
     except ValueError as error:
         raise ModelBroken(f"{folder / _FACTS} is not JSON: {error}") from None
 

@@ -42,7 +42,7 @@ from sessionkv.text.control import ControlMarks
 from sessionkv.text.conversation import ChatRenderer
 from sessionkv.text.detokenizer import Detokenizer, unfinished
 from sessionkv.text.encoder import Encoder
-from sessionkv.text.folder import TextFacts, read_text_folder
+from sessionkv.text.folder import TextFacts, TextFiles, read_text
 from sessionkv.text.habits import find_habits
 from sessionkv.text.messages import Message
 from sessionkv.text.output import ReplyStream
@@ -107,14 +107,14 @@ class TextModel:
         self.append_only, self.append_only_reason = plain.append_only, plain.reason
 
     @classmethod
-    def load(cls, folder: Path) -> TextModel:
-        """Read a text folder.
+    def load(cls, source: Path | TextFiles) -> TextModel:
+        """Read a text folder, or what one would hold.
 
         Raises:
             ModelBroken: Files are missing, unreadable or contradict each other.
             ModelUnsupported: The tokenizer is of an unknown kind.
         """
-        return cls(*read_text_folder(folder))
+        return cls(*read_text(source))
 
     @property
     def renderer(self) -> ChatRenderer:

@@ -139,7 +139,7 @@ class Building:
         if facts:
             self.built = replace(
                 self.built,
-                text_dir=self._text_dir,
+                text=self._text_dir,
                 parts=replace(
                     self.built.parts,
                     tokenizer_digest=facts["tokenizer_digest"],

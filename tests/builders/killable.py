@@ -99,7 +99,7 @@ def _live(life: Life, line: Connection) -> None:
     log = os.open(life.folder / "engine.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    tempfile.tempdir = str(life.folder)  # what a killed engine could not remove goes with it
+    tempfile.tempdir = str(life.folder)  # temporary files that a killed engine left would be seen
     logging.basicConfig(level=logging.WARNING, force=True)
     threading.Thread(target=_die_with, args=(line,), daemon=True).start()
     if life.compacts:

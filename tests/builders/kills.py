@@ -130,6 +130,7 @@ class Killing:
         for worker in self._workers:
             worker.died(at_s)
         if failures:
+            failures[0].add_note(f"the engines' log:\n{self.log()}")
             raise failures[0]
 
     def _ended(self, code: int, instant: str) -> None:
@@ -144,6 +145,8 @@ class Killing:
             self._look_at_files()
 
     def _look_at_files(self) -> None:
+        left = {path.name for path in self.folder.iterdir()}
+        assert left <= {"store", "engine.log", "gates"}, left  # no temporary files, in particular
         files = 0
         for path in self.store.rglob("*"):
             mode = stat.S_IMODE(path.stat().st_mode)

@@ -20,7 +20,7 @@ from tokenizers import (
 
 from sessionkv.config import LimitsConfig
 from sessionkv.text.builtin import write_byte_text
-from sessionkv.text.folder import write_text_folder
+from sessionkv.text.folder import TextFiles
 from sessionkv.text.messages import Message, normalise
 from sessionkv.text.model import TextModel
 
@@ -217,9 +217,8 @@ def write(
         "special_tokens": {},
         "max_model_len": 4096,
     }
-    write_text_folder(
-        folder, tokenizer_json=tokenizer.to_str(), chat_template=template, facts=facts
-    )
+    files = TextFiles.make(tokenizer_json=tokenizer.to_str(), chat_template=template, facts=facts)
+    files.write(folder)
 
 
 def write_folder(name: str, folder: Path) -> Path:

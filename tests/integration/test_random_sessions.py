@@ -110,11 +110,17 @@ def test_any_tiers(store: Path, tiers: str) -> None:
 PRESSED = Mix(max_tokens=40, max_delta=20, max_log=100, cancel=0.15, keep=0.15, flush=0.0)
 
 
+GROWING = Mix(
+    max_tokens=100, max_delta=6, max_log=60, rewind=0.2, cancel=0.05, keep=0.05, flush=0.0
+)
+"""Turns that begin small and grow large, so that those that run together outgrow the pool."""
+
+
 def test_preempted_turns_go_on(store: Path) -> None:
-    config = engine_config(store, blocks=46, host_blocks=30, disk_bytes=32 * MIB)
+    config = engine_config(store, blocks=48, host_blocks=30, disk_bytes=32 * MIB)
     with open_engine(config) as engine:
-        _, logs = run_sessions(engine, seed=6, sessions=16, turns=20, mix=PRESSED)
-        assert engine.stats()["preemptions"] > 2
+        _, logs = run_sessions(engine, seed=6, sessions=16, turns=12, workers=16, mix=GROWING)
+        assert engine.stats()["preemptions"] > 10
         engine.assert_ledger()
         assert_logs(engine, logs)
 
@@ -241,6 +247,10 @@ class Faults:
         }
 
 
+FAILING = Mix(faults=True, max_tokens=24, rewind=0.16, flush=0.0)
+"""Turns of many steps, each of which may fail."""
+
+
 @pytest.mark.parametrize(
     ("steps", "sequences"),
     [(0.03, 0.0), (0.0, 0.03), (0.02, 0.02)],
@@ -252,8 +262,8 @@ def test_steps_that_fail_leave_every_session_as_it_was(
     faults = Faults(8, steps=steps, sequences=sequences)
     config = engine_config(store, blocks=100, host_blocks=60, disk_bytes=32 * MIB)
     with open_engine(config, runner=faults.as_runner()) as engine:
-        tally, logs = run_sessions(engine, seed=8, sessions=48, turns=8, mix=Mix(faults=True))
-        assert tally.failed > 10
+        tally, logs = run_sessions(engine, seed=8, sessions=48, turns=6, mix=FAILING)
+        assert tally.failed > 20
         engine.assert_ledger()
         assert_disk_figures(engine, store)
         faults.on = False

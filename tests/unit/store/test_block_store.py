@@ -5,12 +5,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from sessionkv.errors import StoreError, StoreUnavailable
 from sessionkv.store.block_index import BlockIndex
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory, disk_bytes
+from sessionkv.store.index_entry import Entry
 from sessionkv.store.segments import SegmentFiles
 from sessionkv.types import BlockRecord, DiskBlock, MoveOutcome
 from tests.builders.store import IDENTITY, ROOT, block, chain, geometry, payload, query
@@ -377,4 +379,37 @@ def test_verify_frees_what_a_damaged_index_lost(directory: StoreDirectory) -> No
     put(store, records[4])
     assert slots_of(directory) == 10
     assert store.verify() == (10, 0)
+    store.close()
+
+
+def test_an_index_that_loses_what_is_written_starts_anew(
+    directory: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(directory)
+    records = chain(list(range(12)))
+    assert put(store, *records[:2]) == [OK, OK]
+    name = BlockIndex.put
+
+    def harming(index: BlockIndex, txn: lmdb.Transaction, entry: Entry) -> None:
+        name(index, txn, entry)
+        txn.put(entry.key, b"?" * 60, db=index._entries)
+
+    with monkeypatch.context() as harmed:
+        harmed.setattr(BlockIndex, "put", harming)
+        assert put(store, records[2]) == [MoveOutcome.IO_ERROR]
+    assert not store.enabled
+    assert put(store, records[2]) == [NO_ROOM]
+    assert present(store, list(range(12))) == 2  # what was stored is served still
+    store.close()
+    store = opened(directory)
+    assert present(store, list(range(12))) == 0
+    assert put(store, *records) == [OK, OK, OK]
+    store.close()
+
+
+def test_a_part_of_a_block_may_be_written_with_what_extends_it(directory: StoreDirectory) -> None:
+    store = opened(directory)
+    assert put(store, chain([1, 2])[0], chain([1, 2, 3])[0]) == [OK, OK]
+    assert store.enabled
+    assert store.stats().blocks == 1
     store.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,6 +13,7 @@ import pytest
 
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.journal import Journal
+from sessionkv.store.journal_copy import JournalCopy
 from sessionkv.store.worker import StoreWorker
 from sessionkv.types import DeleteNode, JournalState, PutHead, PutNode
 from tests.builders.store import Gates, head, node
@@ -161,4 +164,38 @@ def test_the_thread_compacts_between_commits(directory: StoreDirectory) -> None:
     journal = Journal(directory)
     state: JournalState = journal.load()
     assert [n.node_id for n in state.nodes] == [1, 2, 3, *range(61, 71)]
+    journal.close()
+
+
+def test_the_map_grows_when_the_copy_has_been_read(
+    directory: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(directory, compact_bytes=2**20, map_bytes=2**23)
+    journal.commit([[PutNode(node(i, reply_blob=BIG)) for i in range(1, 61)]])
+    journal.commit([[DeleteNode(i) for i in range(4, 61)]])
+    may_read = threading.Event()
+    begin, end = os.open, JournalCopy.end
+    sizes = []
+
+    def held(path: Path, *arguments: Any, **options: Any) -> int:
+        if Path(path).parent.name == "copy":
+            assert may_read.wait(30)
+        return begin(path, *arguments, **options)
+
+    def ending(copy: JournalCopy, timeout_s: float | None = None) -> bool:
+        may_read.set()
+        is_done = end(copy, timeout_s)
+        sizes.append((is_done, journal._env.info()["map_size"]))
+        return is_done
+
+    monkeypatch.setattr(os, "open", held)
+    monkeypatch.setattr(JournalCopy, "end", ending)
+    journal.compact_if_worth()
+    journal.commit([[PutNode(node(i, reply_blob=BIG)) for i in range(61, 261)]])
+    assert sizes[0] == (True, 2**23)
+    assert journal._env.info()["map_size"] > 2**23
+    expected = journal.load()
+    assert finish(journal)
+    assert journal.load() == expected
+    assert len(expected.nodes) == 203
     journal.close()

@@ -1,6 +1,6 @@
 """Microseconds of the scheduler and the cache for one decode step, without the runner's own time.
 
-Run with ``python -m benchmarks.core.scheduler_step``. Sequences decode side by side in blocks of
+Run with ``python -m benchmarks.scheduler_step``. Sequences decode side by side in blocks of
 16; each step's schedule and commit are timed together, the runner is not.
 """
 
