@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import FLOAT32, FLOATS, INT32, INT64, check_tensor
-from sessionkv.kernels.sampling_filter import CANDIDATES, draw_filtered
+from sessionkv.kernels.sampling_filter import draw_filtered
 from sessionkv.kernels.sampling_random import below, random_bits
 from sessionkv.kernels.sampling_scan import (
     INFINITE,
@@ -34,6 +34,7 @@ from sessionkv.kernels.sampling_scan import (
     steepness,
     weight,
 )
+from sessionkv.kernels.sampling_threshold import CANDIDATES
 
 # Filters work on tiles of 4,096 logits; so few elements a thread leave room for three sums.
 _CHOOSE_WARPS = 8
