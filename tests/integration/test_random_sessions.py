@@ -110,9 +110,10 @@ def test_any_tiers(store: Path, tiers: str) -> None:
 PRESSED = Mix(max_tokens=40, max_delta=20, max_log=100, cancel=0.15, keep=0.15, flush=0.0)
 
 
-def test_preempted_turns_go_on(store: Path) -> None:
+@pytest.mark.parametrize("plans_ahead", [False, True], ids=["in_turn", "ahead"])
+def test_preempted_turns_go_on(store: Path, plans_ahead: bool) -> None:
     config = engine_config(store, blocks=46, host_blocks=30, disk_bytes=32 * MIB)
-    with open_engine(config) as engine:
+    with open_engine(config, runner={"plans_ahead": plans_ahead}) as engine:
         _, logs = run_sessions(engine, seed=6, sessions=16, turns=20, mix=PRESSED)
         assert engine.stats()["preemptions"] > 2
         engine.assert_ledger()
@@ -241,17 +242,18 @@ class Faults:
         }
 
 
+@pytest.mark.parametrize("plans_ahead", [False, True], ids=["in_turn", "ahead"])
 @pytest.mark.parametrize(
     ("steps", "sequences"),
     [(0.03, 0.0), (0.0, 0.03), (0.02, 0.02)],
     ids=["steps", "sequences", "both"],
 )
 def test_steps_that_fail_leave_every_session_as_it_was(
-    store: Path, steps: float, sequences: float
+    store: Path, steps: float, sequences: float, plans_ahead: bool
 ) -> None:
     faults = Faults(8, steps=steps, sequences=sequences)
     config = engine_config(store, blocks=100, host_blocks=60, disk_bytes=32 * MIB)
-    with open_engine(config, runner=faults.as_runner()) as engine:
+    with open_engine(config, runner=faults.as_runner() | {"plans_ahead": plans_ahead}) as engine:
         tally, logs = run_sessions(engine, seed=8, sessions=48, turns=8, mix=Mix(faults=True))
         assert tally.failed > 10
         engine.assert_ledger()
