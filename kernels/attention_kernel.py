@@ -1,10 +1,11 @@
 """The two Triton kernels of attention over the pool's blocks; `attention_launch.py` calls them.
 
 :func:`attend` serves one query a sequence and ragged chunks alike. A program takes one key head, a
-run of consecutive new tokens of one sequence and a part (split) of the positions these see; the
-rows of its tile are pairs (token, query head of the group), so that the whole group shares each
-key that is read, whatever the ratio. :func:`merge_splits` joins the parts. Online softmax and the
-split over keys follow FlashAttention-2 (Dao 2023, section 3) and Flash-Decoding (Dao et al. 2023).
+run of consecutive new tokens of one sequence and a part of the positions these see, as
+:mod:`~sessionkv.kernels.attention_work` lists them; the rows of its tile are pairs (token, query
+head of the group), so that the whole group shares each key that is read, whatever the ratio.
+:func:`merge_parts` joins the parts. Online softmax and parts of keys follow FlashAttention-2 (Dao
+2023, section 3) and Flash-Decoding (Dao et al. 2023).
 
 Scores, softmax and sums are fp32, the softmax in base 2. Products of 16-bit inputs run on tensor
 cores with probabilities rounded to the inputs' type: within 2e-2 (bf16) or 4e-3 (fp16) of an
@@ -19,36 +20,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sessionkv.kernels.attention_work import ITEM
+
 _LN_2 = tl.constexpr(0.6931471805599453)
 # A finite start for the running maximum: a row that sees nothing keeps it and sums up to 0, where
 # an infinite one would give NaN in `maximum - maximum`.
 _LOWEST = tl.constexpr(-1.0e30)
-# Sequences looked at together when a program looks for its own.
-SEARCHED = tl.constexpr(256)
-
-
-@triton.jit
-def first_tile(starts: tl.tensor, seqs: tl.tensor, TOKENS: tl.constexpr) -> tl.tensor:
-    """Index of a sequence's first tile: room for as many tiles as its tokens need.
-
-    With ``x = start - seq`` the room of ``q`` tokens is ``(x + q - 1) // T - x // T + 1``, which is
-    at least ``ceil(q / T)`` and exactly 1 for one token; a sequence without tokens has 0 or 1.
-    """
-    return (starts - seqs) // TOKENS + seqs
-
-
-@triton.jit
-def find_sequence(
-    query_starts: tl.tensor, num_seqs: tl.tensor, tile: tl.tensor, TOKENS: tl.constexpr
-) -> tl.tensor:
-    """The sequence that a tile of the ragged batch belongs to: the last one that starts by it."""
-    count = 0
-    for first in range(0, num_seqs, SEARCHED):
-        seqs = first + tl.arange(0, SEARCHED)
-        starts = tl.load(query_starts + seqs, mask=seqs < num_seqs, other=0)
-        begun = (seqs < num_seqs) & (first_tile(starts, seqs, TOKENS) <= tile)
-        count += tl.sum(begun.to(tl.int32))
-    return count - 1
 
 
 @triton.jit
@@ -110,10 +87,21 @@ def _scan(
     return acc, top, total
 
 
+@triton.jit
+def _rows_of(query_starts: tl.tensor, seq: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """First row of a sequence, and how many it has."""
+    start_row = seq
+    num_new = seq * 0 + 1
+    if query_starts is not None:
+        start_row = tl.load(query_starts + seq)
+        num_new = tl.load(query_starts + seq + 1) - start_row
+    return start_row, num_new
+
+
 # What changes from step to step or layer to layer is left out of the choice of a compiled variant,
 # so that serving compiles nothing once each kind of step has run.
 @triton.jit(
-    do_not_specialize=["layer", "num_seqs", "num_splits", "table_stride"],
+    do_not_specialize=["layer", "table_stride"],
     do_not_specialize_on_alignment=["block_tables", "query_starts", "seq_lens", "log_sums"],
 )
 def attend(
@@ -122,11 +110,12 @@ def attend(
     block_tables: tl.tensor,
     query_starts: tl.tensor,
     seq_lens: tl.tensor,
+    items: tl.tensor,
     out: tl.tensor,
     log_sums: tl.tensor,
+    parts: tl.tensor,
+    part_log_sums: tl.tensor,
     layer: tl.tensor,
-    num_seqs: tl.tensor,
-    num_splits: tl.tensor,
     table_stride: tl.tensor,
     query_stride: tl.tensor,
     scale: tl.tensor,
@@ -136,15 +125,15 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
     POSITIONS: tl.constexpr,
     DIMS: tl.constexpr,
 ) -> None:
-    """One key head, ``ROWS // GROUP`` new tokens of one sequence, one split of what they see.
+    """One key head, ``ROWS // GROUP`` new tokens of one sequence, one part of what they see.
 
-    Grid: (KV_HEADS, tiles, num_splits). Key heads come first because those of one block lie side
-    by side in memory; tiles run from last to first because the last rows of a chunk see most.
+    Grid: (KV_HEADS, items). Key heads come first because those of one block lie side by side in
+    memory; items run from last to first because the last rows of a chunk see most.
 
     Args:
         queries: ``[num_tokens, num_heads, head_dim]``, heads contiguous.
@@ -152,13 +141,13 @@ def attend(
         block_tables: ``[num_seqs, table_stride]`` int32.
         query_starts: ``[num_seqs + 1]`` int32, or None: row i is the one query of sequence i.
         seq_lens: ``[num_seqs]`` int32.
-        out: One split: the result, ``[num_tokens, num_heads, head_dim]``. Several: fp32 parts,
-            ``[num_tokens, num_heads, num_splits, head_dim]``; those of empty splits stay unwritten.
-        log_sums: One split: ``[num_tokens, num_heads]`` fp32, natural, or None. Several:
-            ``[num_tokens, num_heads, num_splits]`` fp32 in base 2, of an empty split -inf.
+        items: See :func:`~sessionkv.kernels.attention_work.list_work`.
+        out: ``[num_tokens, num_heads, head_dim]``: results of tiles of one part.
+        log_sums: Their ``[num_tokens, num_heads]`` fp32, natural, or None.
+        parts: ``[items, kv_heads, TILE_ROWS, head_dim]`` fp32: results of the other tiles' parts,
+            those of empty parts unwritten; None where there are none.
+        part_log_sums: Their ``[items, kv_heads, TILE_ROWS]`` fp32 in base 2, of an empty part -inf.
         layer: Index of the layer.
-        num_seqs: Rows of ``seq_lens``.
-        num_splits: Parts that the positions are divided into, evenly for each tile.
         table_stride: Entries from one table to the next.
         query_stride: Elements from one token's queries to the next's.
         scale: Factor of scores, times log2(e).
@@ -168,7 +157,7 @@ def attend(
         BLOCK_SIZE: Positions of a block.
         BLOCK_STRIDE: Elements of a block over all layers.
         WINDOW: Positions a query sees at most, or None.
-        IS_SPLIT: Whether ``num_splits`` is above 1.
+        TILE_ROWS: Rows that are used: the group's, for each of the tile's tokens.
         ROWS: Rows of the tile; at least 16, which a product needs.
         POSITIONS: Positions of a turn of the loop.
         DIMS: ``HEAD_DIM`` rounded up to a power of 2.
@@ -176,20 +165,14 @@ def attend(
     TOKENS: tl.constexpr = ROWS // GROUP
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM  # from a key to its value
     head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    split = tl.program_id(2)
-    if query_starts is None:
-        seq = tile
-        start_row = tile
-        num_new = 1
-        first_new = 0
-    else:
-        seq = find_sequence(query_starts, num_seqs, tile, TOKENS)
-        start_row = tl.load(query_starts + seq)
-        num_new = tl.load(query_starts + seq + 1) - start_row
-        first_new = (tile - first_tile(start_row, seq, TOKENS)) * TOKENS
-        if first_new >= num_new:
-            return
+    item = tl.num_programs(1) - 1 - tl.program_id(1)
+    seq = tl.load(items + item * ITEM)
+    if seq < 0:
+        return
+    first_new = tl.load(items + item * ITEM + 1)
+    part = tl.load(items + item * ITEM + 2)
+    num_parts = tl.load(items + item * ITEM + 3)
+    start_row, num_new = _rows_of(query_starts, seq)
     length = tl.load(seq_lens + seq)
     first_position = length - num_new + first_new
     last_position = length - num_new + tl.minimum(first_new + TOKENS, num_new) - 1
@@ -209,9 +192,9 @@ def attend(
     if WINDOW is not None:
         begin = tl.maximum(first_position - WINDOW + 1, 0)
     end = last_position + 1
-    if IS_SPLIT:
-        share = tl.cdiv(tl.cdiv(end - begin, POSITIONS), num_splits) * POSITIONS
-        begin += split * share
+    if parts is not None:
+        share = tl.cdiv(tl.cdiv(end - begin, POSITIONS), num_parts) * POSITIONS
+        begin += part * share
         end = tl.minimum(begin + share, end)
 
     keys = pool + (layer.to(tl.int64) * 2 * KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM)
@@ -250,70 +233,99 @@ def attend(
     acc = acc / total[:, None]
     log_sum = tl.where(is_blind, float("-inf"), top + tl.log2(total))
     cell = token * (KV_HEADS * GROUP) + query_head
-    if IS_SPLIT:
-        cell = cell * num_splits + split
-        tl.store(log_sums + cell, log_sum, mask=is_row)
-        cells = cells & (is_blind == 0)[:, None]
-    elif log_sums is not None:
-        tl.store(log_sums + cell, log_sum * _LN_2, mask=is_row)
-    out_cells = cell[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(out + out_cells, acc.to(out.dtype.element_ty), mask=cells)
+    is_whole = True
+    if parts is not None:
+        is_whole = num_parts == 1
+        if num_parts > 1:
+            part_cell = (item * KV_HEADS + head).to(tl.int64) * TILE_ROWS + row
+            tl.store(part_log_sums + part_cell, log_sum, mask=is_row)
+            part_cells = part_cell[:, None] * HEAD_DIM + dim[None, :]
+            tl.store(parts + part_cells, acc, mask=cells & (is_blind == 0)[:, None])
+    if is_whole:
+        out_cells = cell[:, None] * HEAD_DIM + dim[None, :]
+        tl.store(out + out_cells, acc.to(out.dtype.element_ty), mask=cells)
+        if log_sums is not None:
+            tl.store(log_sums + cell, log_sum * _LN_2, mask=is_row)
 
 
-@triton.jit(
-    do_not_specialize=["num_seqs", "num_splits"],
-    do_not_specialize_on_alignment=["query_starts", "log_sums"],
-)
-def merge_splits(
+@triton.jit(do_not_specialize_on_alignment=["query_starts", "log_sums"])
+def merge_parts(
     parts: tl.tensor,
     part_log_sums: tl.tensor,
     query_starts: tl.tensor,
+    items: tl.tensor,
     out: tl.tensor,
     log_sums: tl.tensor,
-    num_seqs: tl.tensor,
-    num_splits: tl.tensor,
-    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
     MANY: tl.constexpr,
     DIMS: tl.constexpr,
 ) -> None:
-    """Join the parts of one token and head, weighted by their sums of exponentials.
+    """Join the parts of some rows of a tile, weighted by their sums of exponentials.
 
-    Grid: (num_tokens, HEADS). All parts are read at once, so that it takes one trip to memory; of
-    empty splits nothing is read. Rows that no sequence owns are left alone.
+    Grid: (KV_HEADS, items, tiles of ``ROWS`` rows). The programs of a tile's first item do it; all
+    others, and those of tiles of one part, end at once. ``MANY`` parts are read together; of empty
+    ones nothing is read.
 
     Args:
         parts: As :func:`attend` writes them.
         part_log_sums: Likewise.
         query_starts: As in :func:`attend`.
-        out: ``[num_tokens, HEADS, HEAD_DIM]``.
-        log_sums: ``[num_tokens, HEADS]`` fp32, natural, or None.
-        num_seqs: Sequences of the batch.
-        num_splits: Parts.
-        HEADS: Query heads.
+        items: Likewise.
+        out: ``[num_tokens, num_heads, HEAD_DIM]``.
+        log_sums: ``[num_tokens, num_heads]`` fp32, natural, or None.
+        KV_HEADS: Key heads.
+        GROUP: Query heads of one key head.
         HEAD_DIM: Elements of a head.
-        MANY: ``num_splits`` rounded up to a power of 2.
+        TILE_ROWS: Rows of a tile of :func:`attend`, a multiple of ``GROUP``.
+        ROWS: Rows of a program.
+        MANY: Parts of a turn of the loop.
         DIMS: ``HEAD_DIM`` rounded up to a power of 2.
     """
-    token = tl.program_id(0)
-    if query_starts is not None:  # noqa: SIM102 - the outer one is decided when compiling
-        if token >= tl.load(query_starts + num_seqs):
-            return
-    cell = token.to(tl.int64) * HEADS + tl.program_id(1)
-    split = tl.arange(0, MANY)
+    head = tl.program_id(0)
+    item = tl.program_id(1)
+    seq = tl.load(items + item * ITEM)
+    first_new = tl.load(items + item * ITEM + 1)
+    part = tl.load(items + item * ITEM + 2)
+    num_parts = tl.load(items + item * ITEM + 3)
+    if (seq < 0) | (part > 0) | (num_parts < 2):
+        return
+    start_row, num_new = _rows_of(query_starts, seq)
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    new = first_new + row // GROUP
+    is_row = (row < TILE_ROWS) & (new < num_new)
+    if tl.sum(is_row.to(tl.int32)) == 0:
+        return
+    lane = tl.arange(0, MANY)
     dim = tl.arange(0, DIMS)
-    part = cell * num_splits + split
-    logs = tl.load(part_log_sums + part, mask=split < num_splits, other=float("-inf"))
-    top = tl.max(logs, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    weights = tl.exp2(logs - top)
-    present = (weights > 0.0)[:, None] & (dim < HEAD_DIM)[None, :]
-    values = tl.load(parts + part[:, None] * HEAD_DIM + dim[None, :], mask=present, other=0.0)
-    total = tl.sum(weights, 0)
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
+    top = tl.full([ROWS], _LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for first in range(0, num_parts, MANY):
+        slot = (item + first + lane).to(tl.int64) * KV_HEADS + head
+        cell = slot[None, :] * TILE_ROWS + row[:, None]
+        present = is_row[:, None] & (first + lane < num_parts)[None, :]
+        logs = tl.load(part_log_sums + cell, mask=present, other=float("-inf"))
+        new_top = tl.maximum(top, tl.max(logs, 1))
+        weights = tl.exp2(logs - new_top[:, None])
+        kept = tl.exp2(top - new_top)
+        read = (weights > 0.0)[:, :, None] & (dim < HEAD_DIM)[None, None, :]
+        cells = cell[:, :, None] * HEAD_DIM + dim[None, None, :]
+        values = tl.load(parts + cells, mask=read, other=0.0)
+        acc = acc * kept[:, None] + tl.sum(values * weights[:, :, None], 1)
+        total = total * kept + tl.sum(weights, 1)
+        top = new_top
     is_blind = total == 0.0
     total = tl.where(is_blind, 1.0, total)
-    merged = tl.sum(values * weights[:, None], 0) / total
-    tl.store(out + cell * HEAD_DIM + dim, merged.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
+    token = (start_row + new).to(tl.int64)
+    cell_out = token * (KV_HEADS * GROUP) + head * GROUP + row % GROUP
+    merged = acc / total[:, None]
+    out_cells = cell_out[:, None] * HEAD_DIM + dim[None, :]
+    in_out = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(out + out_cells, merged.to(out.dtype.element_ty), mask=in_out)
     if log_sums is not None:
         log_sum = tl.where(is_blind, float("-inf"), top + tl.log2(total))
-        tl.store(log_sums + cell, log_sum * _LN_2)
+        tl.store(log_sums + cell_out, log_sum * _LN_2, mask=is_row)

@@ -1,7 +1,9 @@
-"""How attention over the pool is run: which tile, how many splits, and the two launches.
+"""How attention over the pool is run: which tile, how many programs, and the launches.
 
-Both choices are made on the host from shapes and upper bounds, never from what lies on the device,
-so a captured CUDA graph keeps them whatever lengths it is replayed with.
+All choices are made on the host from shapes and upper bounds, never from what lies on the device,
+so a captured CUDA graph keeps them whatever lengths it is replayed with. How positions are divided
+among the programs is decided on the device, from the lengths (:mod:`~sessionkv.kernels.\
+attention_work`); that holds for every layer with the same window and can be done once a step.
 """
 
 from __future__ import annotations
@@ -9,21 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
 from torch import Tensor
 
 from sessionkv.kernels.attention_arguments import check_range
-from sessionkv.kernels.attention_kernel import attend, merge_splits
+from sessionkv.kernels.attention_kernel import attend, merge_parts
+from sessionkv.kernels.attention_work import ITEM, LISTED, list_work
 
 _LOG2_E = 1.4426950408889634
 MAX_SPLITS = 128
-"""Parts of one row that the merging kernel holds in registers at once."""
+"""More parts than that of one tile are not asked for."""
 NARROW_ROWS = 16
 """Rows of the smallest tile, which a product needs; with so few, memory is the bound."""
-# Programs wanted for each multiprocessor, by tile. Narrow: two run at once, and twice as many even
-# out sequences of unlike lengths. Wide: one or two run at once, and products are the bound.
-_NARROW_PROGRAMS, _WIDE_PROGRAMS = 4, 2
-# Positions below which a split costs more in merging than it gains.
-_NARROW_MIN_SPLIT, _WIDE_MIN_SPLIT = 128, 1024
+# Positions below which a part costs more in merging than it gains.
+_NARROW_LEAST, _WIDE_LEAST = 128, 512
+# Elements of parts that a merging program reads together: 64 fp32 registers a thread.
+_MERGED = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class Tile:
     positions: int
     num_warps: int
     num_stages: int
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether memory is the bound."""
+        return self.rows <= NARROW_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +70,99 @@ class Batch:
     window: int | None
 
 
-def choose_tile(queries: Tensor, num_rows: int) -> Tile:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Which program does what, for one batch and one window, in any layer.
+
+    Attributes:
+        items: ``[num_items, 4]`` int32, see :func:`~sessionkv.kernels.attention_work.list_work`.
+        tile: The tile they are made for.
+        is_split: Whether some tiles may have several parts.
+    """
+
+    items: Tensor
+    tile: Tile
+    is_split: bool
+
+
+def choose_tile(queries: Tensor, num_rows: int, num_programs: int) -> Tile:
     """The tile for sequences of up to ``num_rows`` rows, pairs of (new token, head of the group).
 
-    As many positions as leave room for two narrow programs' stages in a multiprocessor's 227 KiB.
+    Keys and values of a wide program's stages fill the 227 KiB of a multiprocessor, those of a
+    narrow one a third. With a stage more it is half; so that was measured to be a tenth faster
+    where there are a few rounds of programs, a little slower where there are many or less than one.
+
+    Args:
+        queries: Of the step; only their shape and type are looked at.
+        num_rows: Upper bound of the rows of one sequence and key head.
+        num_programs: Sequences times key heads.
     """
     dims = power_of_2(queries.shape[2])
     if queries.dtype == torch.float32:  # products without tensor cores, from registers
         return Tile(NARROW_ROWS, max(16, min(64, 4096 // dims)), num_warps=4, num_stages=2)
     positions = max(32, min(128, 8192 // dims))
     if num_rows <= NARROW_ROWS:
-        return Tile(NARROW_ROWS, positions, num_warps=4, num_stages=3)
+        rounds = num_programs / num_sms(queries.device)
+        return Tile(NARROW_ROWS, positions, num_warps=4, num_stages=4 if 2 < rounds <= 8 else 3)
     if num_rows <= 64:
         return Tile(64, positions, num_warps=4, num_stages=3)
-    return Tile(128, positions, num_warps=8, num_stages=3)
+    return Tile(128, 128 if dims <= 128 else positions, num_warps=8, num_stages=3)
 
 
-def choose_splits(tile: Tile, num_programs: int, max_positions: int, *, num_sms: int) -> int:
-    """Splits of each tile's positions that fill the device: 1 where programs alone do.
+def choose_extra(tile: Tile, num_seqs: int, kv_heads: int, *, sms: int) -> int:
+    """Into how many parts, beyond one for each tile, the work is divided at most.
+
+    Of wide programs a multiprocessor runs one at once, and two narrow ones keep its memory busy.
+    Where there are more sequences than that, twice as many parts even out lengths that are unlike.
+    """
+    wanted = 1
+    if tile.is_narrow:
+        wanted = 2 if num_seqs * kv_heads <= 2 * sms else 4
+    return max(1, wanted * sms // kv_heads)
+
+
+def plan_work(
+    batch: Batch,
+    *,
+    num_tokens: int,
+    heads: tuple[int, int],
+    tile: Tile,
+    num_splits: int | None = None,
+) -> Work:
+    """List the work of a batch on the device.
 
     Args:
+        batch: The step.
+        num_tokens: Rows of its queries.
+        heads: Query heads and key heads.
         tile: The tile.
-        num_programs: Programs without splits.
-        max_positions: Upper bound of what one tile sees.
-        num_sms: Multiprocessors of the device.
+        num_splits: Parts of every tile; None is as its length and the other tiles' suggest.
     """
-    is_narrow = tile.rows <= NARROW_ROWS
-    wanted = num_sms * (_NARROW_PROGRAMS if is_narrow else _WIDE_PROGRAMS) // num_programs
-    most = max_positions // (_NARROW_MIN_SPLIT if is_narrow else _WIDE_MIN_SPLIT)
-    return max(1, min(wanted, most, MAX_SPLITS))
+    num_heads, kv_heads = heads
+    num_seqs, device = batch.seq_lens.shape[0], batch.seq_lens.device
+    tokens = 1 if batch.query_starts is None else tile.rows // (num_heads // kv_heads)
+    num_tiles = num_seqs if batch.query_starts is None else 0
+    if batch.query_starts is not None:
+        # Each sequence's last tile may have a single row.
+        num_tiles = max(num_tokens - num_seqs, 0) // tokens + num_seqs
+    seen, least = batch.max_seq_len, _NARROW_LEAST if tile.is_narrow else _WIDE_LEAST
+    if batch.window is not None:
+        seen = min(seen, batch.window + tokens - 1)
+    extra = choose_extra(tile, num_seqs, kv_heads, sms=num_sms(device))
+    if num_splits is None and seen <= least:
+        num_splits = 1
+    if num_splits is None:
+        num_items = num_tiles + extra
+    else:
+        check_range("num_splits", num_splits, 1, MAX_SPLITS)
+        num_items = num_tiles * num_splits
+    items = torch.empty((num_items, ITEM.value), dtype=torch.int32, device=device)
+    list_work[(triton.cdiv(num_items, LISTED),)](
+        batch.query_starts, batch.seq_lens, items, num_seqs, num_items, extra, num_splits or 0,
+        WINDOW=batch.window, TOKENS=tokens, LEAST=least, MULTIPLE=tile.positions, LISTED=LISTED,
+        num_warps=4,
+    )  # fmt: skip
+    return Work(items, tile, is_split=num_splits != 1)
 
 
 def run_attention(
@@ -99,62 +171,46 @@ def run_attention(
     layer: int,
     *,
     batch: Batch,
-    tile: Tile,
-    num_splits: int | None,
+    work: Work,
     out: Tensor,
     log_sums: Tensor | None = None,
 ) -> None:
-    """Launch :func:`~sessionkv.kernels.attention_kernel.attend`, and merge where there are splits.
+    """Launch :func:`~sessionkv.kernels.attention_kernel.attend`, and merge where there are parts.
 
     Args:
         queries: ``[num_tokens, num_heads, head_dim]``, a token's heads contiguous.
         pool: The pool.
         layer: Index of the layer.
         batch: The step.
-        tile: The tile.
-        num_splits: None for :func:`choose_splits`.
-        out: The result, contiguous. Parts of splits are allocated beside it.
+        work: Of this batch.
+        out: The result, contiguous. Parts are allocated beside it.
         log_sums: ``[num_tokens, num_heads]`` fp32, contiguous, or None.
     """
-    num_tokens, num_heads, head_dim = queries.shape
+    _, num_heads, head_dim = queries.shape
     _, num_layers, _, kv_heads, block_size, _ = pool.shape
-    num_seqs, group = batch.seq_lens.shape[0], num_heads // kv_heads
-    if num_tokens == 0 or num_seqs == 0:
-        return
-    num_tiles, tokens = num_seqs, 1
-    if batch.query_starts is not None:
-        tokens = tile.rows // group
-        # As `attention_kernel.first_tile` counts them where the sequences have all rows.
-        num_tiles = max(num_tokens - num_seqs, 0) // tokens + num_seqs
-    if num_splits is None:
-        seen, window = batch.max_seq_len, batch.window
-        num_splits = choose_splits(
-            tile,
-            num_tiles * kv_heads,
-            seen if window is None else min(seen, window + tokens - 1),
-            num_sms=_num_sms(queries.device),
-        )
-    check_range("num_splits", num_splits, 1, MAX_SPLITS)
-    parts, part_log_sums = out, log_sums
-    if num_splits > 1:
-        shape = (num_tokens, num_heads, num_splits)
+    tile, group, num_items = work.tile, num_heads // kv_heads, work.items.shape[0]
+    tile_rows = group if batch.query_starts is None else tile.rows // group * group
+    dims = power_of_2(head_dim)
+    parts, part_log_sums = None, None
+    if work.is_split:
+        shape = (num_items, kv_heads, tile_rows)
         parts = torch.empty((*shape, head_dim), dtype=torch.float32, device=queries.device)
         part_log_sums = torch.empty(shape, dtype=torch.float32, device=queries.device)
-    dims = power_of_2(head_dim)
-    attend[(kv_heads, num_tiles, num_splits)](
-        queries, pool, batch.block_tables, batch.query_starts, batch.seq_lens, parts,
-        part_log_sums, layer, num_seqs, num_splits, batch.block_tables.shape[1],
-        queries.stride(0), head_dim**-0.5 * _LOG2_E,
+    attend[(kv_heads, num_items)](
+        queries, pool, batch.block_tables, batch.query_starts, batch.seq_lens, work.items, out,
+        log_sums, parts, part_log_sums, layer, batch.block_tables.shape[1], queries.stride(0),
+        head_dim**-0.5 * _LOG2_E,
         KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_STRIDE=num_layers * 2 * kv_heads * block_size * head_dim, WINDOW=batch.window,
-        IS_SPLIT=num_splits > 1, ROWS=tile.rows, POSITIONS=tile.positions, DIMS=dims,
+        TILE_ROWS=tile_rows, ROWS=tile.rows, POSITIONS=tile.positions, DIMS=dims,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
-    if num_splits > 1:
-        merge_splits[(num_tokens, num_heads)](
-            parts, part_log_sums, batch.query_starts, out, log_sums, num_seqs, num_splits,
-            HEADS=num_heads, HEAD_DIM=head_dim, MANY=power_of_2(num_splits),
-            DIMS=dims, num_warps=4,
+    if work.is_split:
+        rows = min(power_of_2(tile_rows), 4 if tile.is_narrow else 16)
+        merge_parts[(kv_heads, num_items, triton.cdiv(tile_rows, rows))](
+            parts, part_log_sums, batch.query_starts, work.items, out, log_sums,
+            KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, TILE_ROWS=tile_rows, ROWS=rows,
+            MANY=max(2, _MERGED // (rows * dims)), DIMS=dims, num_warps=4,
         )  # fmt: skip
 
 
@@ -163,7 +219,7 @@ def power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _num_sms(device: torch.device) -> int:
+def num_sms(device: torch.device) -> int:
     """Multiprocessors; 1 for the interpreter, which runs one program at a time."""
     if device.type != "cuda":
         return 1

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from sessionkv.kernels.arguments import check_tensor
 from sessionkv.kernels.attention_arguments import check_batch, check_pool, check_queries
-from sessionkv.kernels.attention_launch import NARROW_ROWS, Batch, Tile, choose_tile, run_attention
+from sessionkv.kernels.attention_launch import (
+    NARROW_ROWS,
+    Batch,
+    Tile,
+    Work,
+    choose_tile,
+    plan_work,
+    run_attention,
+)
 
 
 def paged_decode(
@@ -25,14 +33,15 @@ def paged_decode(
     max_seq_len: int,
     window: int | None = None,
     out: Tensor | None = None,
+    work: Work | None = None,
     tile: Tile | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
     """Attention of the newest token of each sequence, whose key is already in the pool.
 
-    All query heads of a key head share one read of its keys. Where sequences are few and long,
-    each is divided evenly among several programs. Sums are fp32; for the tolerance see
-    :mod:`~sessionkv.kernels.attention_kernel`.
+    All query heads of a key head share one read of its keys. Where sequences are few, or much
+    longer than others, each of these is divided among several programs. Sums are fp32; for the
+    tolerance see :mod:`~sessionkv.kernels.attention_kernel`.
 
     Args:
         queries: ``[num_seqs, num_heads, head_dim]``, each token's heads contiguous, tokens any
@@ -47,8 +56,9 @@ def paged_decode(
         max_seq_len: Upper bound of ``seq_lens``.
         window: Positions a query sees at most, itself included; None is all.
         out: Where to write the result; contiguous.
-        tile: Instead of the tile that fits the shapes.
-        num_splits: Instead of the number that fits the shapes.
+        work: What :func:`decode_work` says of the same batch and window; None is to find out.
+        tile: Instead of the tile that fits the shapes; not with ``work``.
+        num_splits: Parts of every sequence, instead of what fits the lengths; not with ``work``.
 
     Returns:
         ``[num_seqs, num_heads, head_dim]``, ``out`` if given.
@@ -57,7 +67,7 @@ def paged_decode(
         ValueError: An argument's shape, type, device or strides do not fit.
     """
     check_pool(pool, layer)
-    group = check_queries(queries, pool)
+    check_queries(queries, pool)
     check_batch(
         pool,
         block_tables=block_tables,
@@ -71,13 +81,44 @@ def paged_decode(
     if out is None:
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
     check_tensor("out", out, queries.shape, dtypes=(queries.dtype,), like=queries)
-    run_attention(
-        queries,
-        pool,
-        layer,
-        batch=Batch(block_tables, seq_lens, None, max_seq_len, window),
-        tile=tile or choose_tile(queries, min(group, NARROW_ROWS)),
-        num_splits=num_splits,
-        out=out,
-    )
+    if not queries.shape[0]:
+        return out
+    batch = Batch(block_tables, seq_lens, None, max_seq_len, window)
+    if work is None:
+        work = _plan(queries, pool, batch, tile, num_splits)
+    run_attention(queries, pool, layer, batch=batch, work=work, out=out)
     return out
+
+
+def decode_work(
+    queries: Tensor,
+    pool: Tensor,
+    *,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    window: int | None = None,
+) -> Work:
+    """Divide the work of a batch, for any number of layers; arguments as :func:`paged_decode`'s.
+
+    Of ``queries`` only shape and type are looked at. Cost: one launch; lengths are read when it
+    runs, on the same stream.
+    """
+    return _plan(
+        queries, pool, Batch(block_tables, seq_lens, None, max_seq_len, window), None, None
+    )
+
+
+def _plan(
+    queries: Tensor, pool: Tensor, batch: Batch, tile: Tile | None, num_splits: int | None
+) -> Work:
+    num_seqs, num_heads, _ = queries.shape
+    kv_heads = pool.shape[3]
+    rows = min(num_heads // kv_heads, NARROW_ROWS)
+    return plan_work(
+        batch,
+        num_tokens=num_seqs,
+        heads=(num_heads, kv_heads),
+        tile=tile or choose_tile(queries, rows, num_seqs * kv_heads),
+        num_splits=num_splits,
+    )

@@ -16,7 +16,14 @@ from sessionkv.kernels.attention_arguments import (
     check_queries,
     check_range,
 )
-from sessionkv.kernels.attention_launch import Batch, Tile, choose_tile, run_attention
+from sessionkv.kernels.attention_launch import (
+    Batch,
+    Tile,
+    Work,
+    choose_tile,
+    plan_work,
+    run_attention,
+)
 
 
 def paged_prefill(
@@ -32,6 +39,7 @@ def paged_prefill(
     window: int | None = None,
     out: Tensor | None = None,
     log_sums: Tensor | None = None,
+    work: Work | None = None,
     tile: Tile | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
@@ -39,8 +47,8 @@ def paged_prefill(
 
     Row i of a sequence of length n with q new tokens stands at position ``n - q + i`` and sees
     positions up to its own. Chunks of any lengths mix, single tokens too. Where new tokens are
-    few and positions many, these are divided evenly among several programs. Sums are fp32; for
-    the tolerance see :mod:`~sessionkv.kernels.attention_kernel`.
+    few and positions many, these are divided among several programs. Sums are fp32; for the
+    tolerance see :mod:`~sessionkv.kernels.attention_kernel`.
 
     Args:
         queries: ``[num_tokens, num_heads, head_dim]``, each token's heads contiguous, tokens any
@@ -61,8 +69,10 @@ def paged_prefill(
         log_sums: ``[num_tokens, num_heads]`` fp32, contiguous: written with the natural logarithm
             of each row's sum of exponentials, as
             :func:`~sessionkv.kernels.attention_parts.merge_attention` takes it.
-        tile: Instead of the tile that fits the shapes.
-        num_splits: Instead of the number that fits the shapes.
+        work: What :func:`prefill_work` says of the same batch and window; None is to find out.
+        tile: Instead of the tile that fits the shapes; not with ``work``.
+        num_splits: Parts of what every tile sees, instead of what fits the lengths; not with
+            ``work``.
 
     Returns:
         ``[num_tokens, num_heads, head_dim]``, ``out`` if given.
@@ -71,7 +81,7 @@ def paged_prefill(
         ValueError: An argument's shape, type, device or strides do not fit.
     """
     check_pool(pool, layer)
-    group = check_queries(queries, pool)
+    check_queries(queries, pool)
     check_batch(
         pool,
         block_tables=block_tables,
@@ -88,14 +98,50 @@ def paged_prefill(
     check_tensor("out", out, queries.shape, dtypes=(queries.dtype,), like=queries)
     if log_sums is not None:
         check_tensor("log_sums", log_sums, queries.shape[:2], dtypes=FLOAT32, like=queries)
-    run_attention(
-        queries,
-        pool,
-        layer,
-        batch=Batch(block_tables, seq_lens, query_starts, max_seq_len, window),
-        tile=tile or choose_tile(queries, max_query_len * group),
-        num_splits=num_splits,
-        out=out,
-        log_sums=log_sums,
-    )
+    if not num_tokens or not seq_lens.shape[0]:
+        return out
+    batch = Batch(block_tables, seq_lens, query_starts, max_seq_len, window)
+    if work is None:
+        work = _plan(queries, pool, batch, max_query_len, tile, num_splits)
+    run_attention(queries, pool, layer, batch=batch, work=work, out=out, log_sums=log_sums)
     return out
+
+
+def prefill_work(
+    queries: Tensor,
+    pool: Tensor,
+    *,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    window: int | None = None,
+) -> Work:
+    """Divide the work of a batch, for any number of layers; arguments as :func:`paged_prefill`'s.
+
+    Of ``queries`` only shape and type are looked at. Cost: one launch; lengths are read when it
+    runs, on the same stream.
+    """
+    batch = Batch(block_tables, seq_lens, query_starts, max_seq_len, window)
+    return _plan(queries, pool, batch, max_query_len, None, None)
+
+
+def _plan(
+    queries: Tensor,
+    pool: Tensor,
+    batch: Batch,
+    max_query_len: int,
+    tile: Tile | None,
+    num_splits: int | None,
+) -> Work:
+    num_tokens, num_heads, _ = queries.shape
+    kv_heads = pool.shape[3]
+    rows = max_query_len * (num_heads // kv_heads)
+    return plan_work(
+        batch,
+        num_tokens=num_tokens,
+        heads=(num_heads, kv_heads),
+        tile=tile or choose_tile(queries, rows, batch.seq_lens.shape[0] * kv_heads),
+        num_splits=num_splits,
+    )

@@ -34,6 +34,7 @@ from sessionkv.kernels.sampling_scan import (
     steepness,
     weight,
 )
+from sessionkv.kernels.sampling_threshold import CANDIDATES
 
 # Filters work on tiles of 4,096 logits; so few elements a thread leave room for three sums.
 _CHOOSE_WARPS = 8
@@ -121,6 +122,7 @@ def _choose_tokens(
     segments_largest: tl.tensor,
     segments_weight: tl.tensor,
     active: tl.tensor,
+    candidates: tl.tensor,
     temperatures: tl.tensor,
     top_ks: tl.tensor,
     top_ps: tl.tensor,
@@ -132,6 +134,7 @@ def _choose_tokens(
     vocab_size: tl.tensor,
     num_segments: tl.tensor,
     SEGMENTS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
 ) -> None:
     """One row. ``SEGMENTS``: power of two from ``num_segments``."""
     row = tl.program_id(0).to(tl.int64)
@@ -162,6 +165,7 @@ def _choose_tokens(
             token = draw_filtered(
                 logits,
                 active + first_segment,
+                candidates + row * CANDIDATES,
                 segment,
                 segment_largest,
                 segment_mass,
@@ -173,6 +177,7 @@ def _choose_tokens(
                 top_p,
                 min_p,
                 bits,
+                CANDIDATES,
             )
         else:
             token = _draw_plain(
@@ -231,6 +236,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         largest,
         weights,
         torch.empty(shape, dtype=torch.int32, device=logits.device),
+        torch.empty((num_rows, CANDIDATES), dtype=torch.int32, device=logits.device),
         rows.temperature,
         rows.top_k,
         rows.top_p,
@@ -242,6 +248,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         vocab_size,
         num_segments,
         SEGMENTS=triton.next_power_of_2(num_segments),
+        CANDIDATES=CANDIDATES,
         num_warps=_CHOOSE_WARPS,
     )
     return token_ids, unusable

@@ -21,9 +21,11 @@ from triton.errors import TritonError
 from benchmarks.report import Options, Row, as_table
 from sessionkv.kernels.attention_launch import Tile
 from sessionkv.kernels.attention_parts import gather_kv_layer, merge_attention
-from sessionkv.kernels.paged_decode import paged_decode
+from sessionkv.kernels.paged_decode import decode_work, paged_decode
 from sessionkv.kernels.paged_prefill import paged_prefill
 from sessionkv.kernels.reference import ragged_attention
+from sessionkv.model.gpu_attention import FusedSizes, GpuAttention, cudnn_attention
+from sessionkv.model.gpu_batch import GpuBatch, PrefillRows
 
 ABOUT = "attention on the device: decoding in GB/s of keys and values, prefill in TFLOP/s"
 HEADS, KV_HEADS, DIM, BLOCK, LAYERS = 32, 8, 128, 16, 36
@@ -134,11 +136,20 @@ def measure_decode(bench: Bench, name: str, lengths: Sequence[int]) -> float:
             num_splits=num_splits,
         )  # fmt: skip
 
+    gigabytes = sum(lengths) * CELL_BYTES / 1e9
+
     def attempt(label: str, tile: Tile | None, num_splits: int | None) -> float:
         actions = [run(tile, num_splits, layer) for layer in range(LAYERS)]
-        return bench.attempt(label, actions, sum(lengths) * CELL_BYTES / 1e9, "GB/s")
+        return bench.attempt(label, actions, gigabytes, "GB/s")
 
-    chosen = attempt(f"decode {name}", None, None)
+    def layers() -> None:
+        """As a step does it: the work is divided once for all layers."""
+        arguments = {**batch, "max_seq_len": max(lengths)}
+        work = decode_work(queries, bench.pool, **arguments)
+        for layer in range(LAYERS):
+            paged_decode(queries, bench.pool, layer, **arguments, work=work, out=out)
+
+    chosen = bench.attempt(f"decode {name}", [layers], gigabytes * LAYERS, "GB/s")
     sms = torch.cuda.get_device_properties("cuda").multi_processor_count
     for tile in (None, *DECODE_TILES):
         splits = {max(1, min(128, n * sms // (len(lengths) * KV_HEADS))) for n in (2, 4, 8)}
@@ -159,7 +170,7 @@ def causal_flops(num_new: int, length: int) -> float:
 
 
 def measure_prefill(bench: Bench, num_new: int, length: int) -> float:
-    """TFLOP/s of what the kernels choose by themselves; others and torch's ways are printed."""
+    """TFLOP/s of a model's layer; the paged kernel alone and torch's ways are printed."""
     name = f"{num_new:,} of {length:,}"
     work = causal_flops(num_new, length) / 1e12
     batch = bench.batch([length])
@@ -176,7 +187,8 @@ def measure_prefill(bench: Bench, num_new: int, length: int) -> float:
 
         return bench.attempt(label, [run(layer) for layer in range(4)], work, "TFLOP/s")
 
-    chosen = attempt(f"prefill {name}", None, None)
+    chosen = measure_model(bench, name, queries, batch, length)
+    attempt(f"prefill {name}, paged kernel", None, None)
     for label, actions, counted in torch_ways(bench, queries, batch["block_tables"][0], length):
         unit = "GB/s" if label.startswith("gather of") else "TFLOP/s"
         bench.attempt(f"prefill {name}, {label}", actions, counted, unit)
@@ -185,6 +197,42 @@ def measure_prefill(bench: Bench, num_new: int, length: int) -> float:
             if bench.tries():
                 attempt(f"prefill {name}, {shown(tile)}, {num_splits} splits", tile, num_splits)
     return chosen
+
+
+def measure_model(
+    bench: Bench, name: str, queries: torch.Tensor, batch: dict[str, torch.Tensor], length: int
+) -> float:
+    """TFLOP/s of a layer as a model computes it, whichever ways its rows go."""
+    attention = GpuAttention(
+        kv_heads=KV_HEADS, head_dim=DIM, dtype=queries.dtype, device=queries.device
+    )
+    num_new, nothing = queries.shape[0], torch.empty(0)
+    rows = PrefillRows(**batch, lengths=((num_new, length),))
+    step = attention.begin(GpuBatch(nothing, nothing, nothing, None, rows), BLOCK)
+    return bench.attempt(
+        f"prefill {name}",
+        [
+            lambda layer=layer: attention.attend(queries, bench.pool, layer, step=step, window=None)
+            for layer in range(4)
+        ],
+        causal_flops(num_new, length) / 1e12,
+        "TFLOP/s",
+    )
+
+
+def measure_planning() -> None:
+    """Print how long the library takes to plan a shape that it has not seen."""
+    sizes = FusedSizes()
+    shape = (KV_HEADS, sizes.pieces[0], DIM)
+    queries = torch.randn(sizes.rows, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    keys = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    for number in (*sizes.pieces, sizes.pieces[-1]):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        cudnn_attention(queries, keys[:, :number], keys[:, :number])
+        torch.cuda.synchronize()
+        passed = (time.perf_counter() - start) * 1e3
+        print(f"  {sizes.rows} rows over {number:,}, as it comes {passed:32.2f} ms", flush=True)
 
 
 def torch_ways(
@@ -254,10 +302,11 @@ def in_two_parts(
 
 
 def measure(options: Options) -> list[Row]:
-    """Print every configuration, return what the kernels choose by themselves."""
+    """Print every configuration, return what models use."""
     deadline = time.monotonic() + TRY_SECONDS
     bench = Bench(make_pool(256 * 2048 // BLOCK), options.repeats, deadline)
     copied = copy_rate(bench)
+    measure_planning()
     rows = [Row("device copy", copied, "GB/s", options.repeats)]
     for num_new, length in PREFILL:
         rate = measure_prefill(bench, num_new, length)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Row, as_table, median_row
+from sessionkv.engine.gpu.graphs import size_for
 from sessionkv.engine.gpu.runner import GpuRunner
 from sessionkv.model.gpu_decoder import GpuDecoder
 from sessionkv.model.spec import ModelSpec, RopeSpec
@@ -134,7 +135,7 @@ def decode(plans: Plans, count: int, context: int, repeats: int) -> tuple[list[f
         begun = time.perf_counter()
         last = plans.run(steps, starts if turn == 0 else ())
         took.append(time.perf_counter() - begun)
-    size = plans.runner.graphs.size_for(count)
+    size = size_for(plans.runner.graphs.sizes, count)
     for _ in range(5):
         events[0].record()
         plans.runner.graphs.run(size)

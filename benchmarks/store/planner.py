@@ -18,6 +18,7 @@ from sessionkv.cache.manager import KVCacheManager
 from sessionkv.config import SchedulerConfig
 from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.rates import MeasuredRates
+from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.policy import Claims, LoadPolicy, Workload
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import Sequence
@@ -133,7 +134,7 @@ class VirtualEngine:
             self._kv,
             self.policy,
             config=SchedulerConfig(),
-            step_tokens=self.machine.step_tokens,
+            budget=StepBudget(self.machine.step_tokens, self.machine.step_tokens),
             max_model_len=self.num_blocks * BLOCK_SIZE,
         )
 

@@ -13,10 +13,12 @@ from sessionkv.cli import output
 from sessionkv.cli.doctor_checks import (
     Finding,
     check_engine,
+    check_gpu,
     check_libraries,
     check_machine,
     check_model,
     check_store,
+    usable_gpus,
 )
 from sessionkv.cli.settings import config_from
 
@@ -24,10 +26,12 @@ from sessionkv.cli.settings import config_from
 def run(args: argparse.Namespace) -> int:
     """Print what was found; 1 when something is wrong."""
     config = config_from(args)
+    gpus = usable_gpus(config)
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         check_machine,
         check_libraries,
-        lambda: check_model(config),
+        lambda: check_gpu(config, gpus),
+        lambda: check_model(config, gpus),
         lambda: check_store(config),
         lambda: check_engine(args.endpoint),
     )

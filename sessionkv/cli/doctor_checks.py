@@ -6,8 +6,8 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,12 @@ from sessionkv.engine.sizing import MachineMemory, measure, plan_memory
 from sessionkv.errors import ConfigError, ModelError, ModelNotFound, SessionKVError
 
 if TYPE_CHECKING:
+    from sessionkv.engine.gpu.devices import Gpu
     from sessionkv.model.spec import ModelSpec
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2", "msgpack", "pyzmq", "lmdb", "xxhash")
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 ROOM_FACTOR = 1.2
 """Weights have to fit the memory with this much to spare, for activations and the cache."""
 
@@ -48,7 +50,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_libraries() -> Iterator[Finding]:
-    """What the engine needs, and the GPUs there are."""
+    """What the engine needs."""
     found, missing = [], []
     for name in LIBRARIES:
         try:
@@ -60,8 +62,52 @@ def check_libraries() -> Iterator[Finding]:
         yield Finding(
             "libraries", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}"
         )
-    gpus = _nvidia_gpus()
-    yield Finding("GPU", f"{', '.join(gpus)}; not used yet" if gpus else "none; computing on CPU")
+
+
+def usable_gpus(config: EngineConfig) -> Sequence[Gpu]:
+    """GPUs that torch can use; none are looked for where the CPU is asked for."""
+    if config.device == "cpu":
+        return ()
+    try:
+        from sessionkv.engine.gpu.devices import find_gpus
+    except ImportError:
+        return ()
+    return find_gpus()
+
+
+def check_gpu(config: EngineConfig, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """The GPUs there are and what is free of them; whether the one asked for can be used."""
+    if config.device == "cpu":
+        yield Finding("GPU", "not used: device is cpu")
+        return
+    for gpu in gpus:
+        held = gpu.total_bytes - gpu.free_bytes
+        yield Finding(
+            "GPU",
+            f"{gpu.name}: {output.size(gpu.free_bytes)} of {output.size(gpu.total_bytes)} free, "
+            f"{output.size(held)} held by processes",
+        )
+    shown = _nvidia_gpus()
+    if shown and not gpus:
+        yield Finding(
+            "GPU",
+            f"{', '.join(shown)}: there, and torch cannot use it",
+            "Install a build of torch with CUDA, and a driver that fits it.",
+        )
+    elif not gpus:
+        yield Finding("GPU", "none; computing on CPU")
+    if config.device != "auto" and _chosen(config, gpus) is None:
+        yield Finding(
+            "GPU",
+            f"device is {config.device}, and torch can use {output.count(len(gpus), 'GPU')}",
+            "Take another with --device; auto takes the CPU where there is none.",
+        )
+
+
+def _chosen(config: EngineConfig, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The GPU that an engine would compute on."""
+    index = int(config.device.partition(":")[2] or 0)
+    return gpus[index] if config.device != "cpu" and index < len(gpus) else None
 
 
 def _nvidia_gpus() -> list[str]:
@@ -74,7 +120,7 @@ def _nvidia_gpus() -> list[str]:
     return names
 
 
-def check_model(config: EngineConfig) -> Iterator[Finding]:
+def check_model(config: EngineConfig, gpus: Sequence[Gpu] = ()) -> Iterator[Finding]:
     """Whether the model is there and supported, and what of it fits."""
     try:
         from sessionkv.model.prepare import prepare_model
@@ -95,30 +141,44 @@ def check_model(config: EngineConfig) -> Iterator[Finding]:
     except ModelError as error:
         yield Finding("model", error.message, hint_for(error) or "Take another model.")
         return
-    yield from size_up(config, prepared.spec, measure(config.store or user_cache_dir()))
+    machine = measure(config.store or user_cache_dir())
+    yield from size_up(config, prepared.spec, machine, _chosen(config, gpus))
 
 
-def size_up(config: EngineConfig, spec: ModelSpec, machine: MachineMemory) -> Iterator[Finding]:
-    """What the model weighs, and how many tokens ``serve`` would keep in each tier."""
-    weights_bytes = spec.cpu_weights_bytes
-    geometry = spec.kv_geometry(config.cache.block_size)
+def size_up(
+    config: EngineConfig, spec: ModelSpec, machine: MachineMemory, gpu: Gpu | None = None
+) -> Iterator[Finding]:
+    """What the model weighs, and how many tokens ``serve`` would keep in each tier.
+
+    On a GPU about so many: what steps take beside the weights is measured only by an engine.
+    """
+    dtype, weights_bytes = "float32", spec.cpu_weights_bytes
+    if gpu is not None:
+        dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+        weights_bytes = spec.num_parameters * spec.kv_geometry(1, dtype).element_bytes
+        machine = replace(machine, free_gpu_bytes=max(0, gpu.free_bytes - weights_bytes))
+    geometry = spec.kv_geometry(config.cache.block_size, dtype)
     yield Finding(
         "model",
         f"{config.model}: {spec.family}, {spec.num_layers} layers, window "
-        f"{spec.max_model_len:,} tokens, weights {output.size(weights_bytes)} in fp32",
+        f"{spec.max_model_len:,} tokens, weights {output.size(weights_bytes)} in {_DTYPES[dtype]}",
     )
     yield Finding(
         "KV",
         f"{output.size(geometry.token_bytes)} a token, {output.size(geometry.block_bytes)} a "
         f"block of {geometry.block_size}",
     )
-    available = machine.available_ram_bytes
+    yield from _limits(spec, gpu)
+    available = machine.available_ram_bytes if gpu is None else gpu.free_bytes
     if weights_bytes * ROOM_FACTOR > available:
         yield Finding(
-            "memory",
+            "memory" if gpu is None else "GPU",
             f"the weights need {output.size(weights_bytes)} of {output.size(available)} available",
-            "Take a smaller model, or free memory.",
+            "Take a smaller model, or free memory"
+            + ("." if gpu is None else " of the GPU, or compute with --device cpu."),
         )
+        if gpu is not None:
+            return
     try:
         plan = plan_memory(
             config.cache, geometry, model_max_len=spec.max_model_len,
@@ -136,6 +196,18 @@ def size_up(config: EngineConfig, spec: ModelSpec, machine: MachineMemory) -> It
         yield Finding(tier, f"{held} of KV = {num_blocks * geometry.block_size:,} tokens")
     for note in plan.notes:
         yield Finding("window", note)
+
+
+def _limits(spec: ModelSpec, gpu: Gpu | None) -> Iterator[Finding]:
+    """What the GPU's kernels do not take."""
+    if gpu is None:
+        return
+    from sessionkv.engine.gpu.limits import check_model as check_limits
+
+    try:
+        check_limits(spec)
+    except ModelError as error:
+        yield Finding("model", error.message, "Compute it with --device cpu.")
 
 
 def check_store(config: EngineConfig) -> Iterator[Finding]:

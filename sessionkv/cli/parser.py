@@ -239,6 +239,12 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="any field of the configuration: cache.block_size=32",
     )  # fmt: skip
     group.add_argument("--store", metavar="DIR", help="directory of journal and blocks")
+    group.add_argument(
+        "--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda or cuda:N"
+    )
+    group.add_argument(
+        "--dtype", metavar="NAME", help="of weights and KV on a GPU: bfloat16, float16, float32"
+    )
     group.add_argument("--device-bytes", metavar="SIZE", help="KV memory on the device: 512MiB")
     group.add_argument("--host-bytes", metavar="SIZE", help="cap of the host tier; 0 is off")
     group.add_argument("--disk-bytes", metavar="SIZE", help="cap of the disk tier; 0 is off")

@@ -12,6 +12,8 @@ from sessionkv.errors import ConfigError
 _FLAGS = {
     "model": "model",
     "store": "store",
+    "device": "device",
+    "dtype": "dtype",
     "device_bytes": "cache.device_bytes",
     "host_bytes": "cache.host_bytes",
     "disk_bytes": "cache.disk_bytes",

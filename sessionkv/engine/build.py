@@ -225,17 +225,20 @@ def _load_runner(
         )
         return _Loaded(text_dir, memory, step_budget(asked_tokens, on_gpu=False), checksum)
     # Loaded only here: an engine without a model must not need its libraries.
-    from sessionkv.engine.gpu.devices import pick_device
+    from sessionkv.engine.gpu.devices import count_gpus, pick_device
     from sessionkv.engine.model_runner import ModelRunner
     from sessionkv.model.prepare import prepare_model
 
+    # Asked before a download, which may take long.
+    device = pick_device(config.device, 0 if config.device == "cpu" else count_gpus())
+    if device.type == "cpu" and config.dtype not in ("auto", "float32"):
+        raise ConfigError("dtype", config.dtype, "auto or float32 on the CPU")
     prepared = prepare_model(
         config.model,
         cache_dir=config.model_cache or user_cache_dir(),
         offline=config.offline,
         progress=lambda event: progress(asdict(event)),
     )
-    device = pick_device(config.device)
     if device.type == "cuda":
         from sessionkv.engine.gpu.build import load_gpu_runner
 
@@ -251,8 +254,6 @@ def _load_runner(
         return _Loaded(
             prepared.text_dir, memory, step_budget(asked_tokens, on_gpu=True), gpu_runner
         )
-    if config.dtype not in ("auto", "float32"):
-        raise ConfigError("dtype", config.dtype, "auto or float32 on the CPU")
     memory = plan_memory(
         config.cache,
         prepared.spec.kv_geometry(config.cache.block_size),

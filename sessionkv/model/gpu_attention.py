@@ -20,14 +20,16 @@ it is only called with few shapes: always :attr:`FusedSizes.rows` queries, over 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sessionkv.kernels.attention_launch import Work
 from sessionkv.kernels.attention_parts import gather_kv_layer, merge_attention
-from sessionkv.kernels.paged_decode import paged_decode
-from sessionkv.kernels.paged_prefill import paged_prefill
+from sessionkv.kernels.paged_decode import decode_work, paged_decode
+from sessionkv.kernels.paged_prefill import paged_prefill, prefill_work
 from sessionkv.model.gpu_batch import GpuBatch, PrefillRows
 
 FullAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -90,6 +92,21 @@ class DividedPrefill:
     long: tuple[tuple[Tensor, tuple[Piece, ...]], ...]
 
 
+@dataclass(slots=True)
+class AttentionStep:
+    """What the layers of one step have in common; filled by the first that needs it.
+
+    Attributes:
+        batch: The step's rows.
+        divided: Its prefill, where some of it attends through the library.
+        works: How programs share the work, by what it is of and window.
+    """
+
+    batch: GpuBatch
+    divided: DividedPrefill | None
+    works: dict[tuple[str, int | None], Work] = field(default_factory=dict)
+
+
 def divide_rows(lengths: Sequence[tuple[int, int]], sizes: FusedSizes) -> list[Piece]:
     """Cut the rows of each sequence where another number of positions is covered.
 
@@ -147,9 +164,13 @@ class GpuAttention:
             shape = (2, kv_heads, self._sizes.pieces[0], head_dim)
             self._scratch = torch.empty(shape, dtype=dtype, device=device)
 
-    def divide(self, prefill: PrefillRows | None, block_size: int) -> DividedPrefill | None:
-        """Once a step: which rows attend through the library; None where none do."""
-        if prefill is None or self._scratch is None:
+    def begin(self, batch: GpuBatch, block_size: int) -> AttentionStep:
+        """Begin a step: decide which of its rows attend which way."""
+        return AttentionStep(batch, self._divide(batch.prefill, block_size))
+
+    def _divide(self, prefill: PrefillRows | None, block_size: int) -> DividedPrefill | None:
+        """Which rows attend through the library; None where none do."""
+        if prefill is None or prefill.is_bound or self._scratch is None:
             return None
         pieces = divide_rows(prefill.lengths, self._sizes)
         if not any(piece.covered for piece in pieces):
@@ -167,8 +188,7 @@ class GpuAttention:
         pool: Tensor,
         layer: int,
         *,
-        batch: GpuBatch,
-        divided: DividedPrefill | None,
+        step: AttentionStep,
         window: int | None,
     ) -> Tensor:
         """Let every query of one layer attend; its new keys and values are in the pool already.
@@ -177,40 +197,58 @@ class GpuAttention:
             queries: ``[num_tokens, num_heads, head_dim]``, contiguous.
             pool: ``[num_blocks, num_layers, 2, kv_heads, block_size, head_dim]``.
             layer: Index of the layer.
-            batch: The step's rows.
-            divided: What :meth:`divide` says of its prefill.
+            step: From :meth:`begin`.
             window: Positions a query sees at most, itself included; None is all.
 
         Returns:
             A new tensor like ``queries``.
         """
-        decode, prefill = batch.decode, batch.prefill
+        decode, prefill, divided = step.batch.decode, step.batch.prefill, step.divided
         num_decode = 0 if decode is None else decode.seq_lens.shape[0]
-        out = torch.empty_like(queries)
+        has_padding = prefill is not None and prefill.is_bound
+        # Padding rows go on as numbers, not as whatever the memory holds.
+        out = torch.zeros_like(queries) if has_padding else torch.empty_like(queries)
         if decode is not None:
-            paged_decode(
-                queries[:num_decode],
-                pool,
-                layer,
-                block_tables=decode.block_tables,
-                seq_lens=decode.seq_lens,
-                max_seq_len=decode.max_seq_len,
-                window=window,
-                out=out[:num_decode],
-            )
+            arguments: dict[str, Any] = {
+                "block_tables": decode.block_tables,
+                "seq_lens": decode.seq_lens,
+                "max_seq_len": decode.max_seq_len,
+                "window": window,
+            }
+            rows, key = queries[:num_decode], ("decode", window)
+            if key not in step.works:
+                step.works[key] = decode_work(rows, pool, **arguments)
+            work = step.works[key]
+            paged_decode(rows, pool, layer, **arguments, work=work, out=out[:num_decode])
         if prefill is not None:
-            rows, out_rows = queries[num_decode:], out[num_decode:]
+            rows, to = queries[num_decode:], out[num_decode:]
             if divided is None or window is not None:
-                _attend_paged(rows, pool, layer, prefill, window=window, out=out_rows)
+                _attend_paged(rows, pool, layer, step=step, prefill=prefill, window=window, out=to)
             else:
-                self._attend_divided(rows, pool, layer, divided, out=out_rows)
+                self._attend_divided(rows, pool, layer, step=step, divided=divided, out=to)
         return out
 
     def _attend_divided(
-        self, queries: Tensor, pool: Tensor, layer: int, divided: DividedPrefill, *, out: Tensor
+        self,
+        queries: Tensor,
+        pool: Tensor,
+        layer: int,
+        *,
+        step: AttentionStep,
+        divided: DividedPrefill,
+        out: Tensor,
     ) -> None:
         logs = torch.empty(queries.shape[:2], dtype=torch.float32, device=queries.device)
-        _attend_paged(queries, pool, layer, divided.rest, window=None, out=out, log_sums=logs)
+        _attend_paged(
+            queries,
+            pool,
+            layer,
+            step=step,
+            prefill=divided.rest,
+            window=None,
+            out=out,
+            log_sums=logs,
+        )
         missing = self._sizes.rows - queries.shape[0]
         if missing > 0:
             queries = torch.cat([queries, queries[:missing]])
@@ -290,25 +328,27 @@ def _attend_paged(
     queries: Tensor,
     pool: Tensor,
     layer: int,
-    prefill: PrefillRows,
     *,
+    step: AttentionStep,
+    prefill: PrefillRows,
     window: int | None,
     out: Tensor,
     log_sums: Tensor | None = None,
 ) -> None:
-    paged_prefill(
-        queries,
-        pool,
-        layer,
-        block_tables=prefill.block_tables,
-        query_starts=prefill.query_starts,
-        seq_lens=prefill.seq_lens,
-        max_query_len=prefill.max_query_len,
-        max_seq_len=prefill.max_seq_len,
-        window=window,
-        out=out,
-        log_sums=log_sums,
-    )
+    """The paged kernel over the step's prefill, or over what is left of it when it is divided."""
+    arguments: dict[str, Any] = {
+        "block_tables": prefill.block_tables,
+        "query_starts": prefill.query_starts,
+        "seq_lens": prefill.seq_lens,
+        "max_query_len": prefill.max_query_len,
+        "max_seq_len": prefill.max_seq_len,
+        "window": window,
+    }
+    key = ("prefill" if prefill is step.batch.prefill else "rest", window)
+    if key not in step.works:
+        step.works[key] = prefill_work(queries, pool, **arguments)
+    work = step.works[key]
+    paged_prefill(queries, pool, layer, **arguments, work=work, out=out, log_sums=log_sums)
 
 
 def _library_for(head_dim: int, dtype: torch.dtype, device: torch.device) -> FullAttention | None:

@@ -34,12 +34,15 @@ class PrefillRows:
         query_starts: ``[sequences + 1]`` int32: first row of each, from 0.
         seq_lens: ``[sequences]`` int32: positions with the new ones.
         lengths: The same for the host: rows and positions of each sequence.
+        is_bound: ``lengths`` is of one sequence, beyond which none of these goes: what is known
+            where a step is captured to be replayed with others.
     """
 
     block_tables: Tensor
     query_starts: Tensor
     seq_lens: Tensor
     lengths: tuple[tuple[int, int], ...]
+    is_bound: bool = False
 
     @property
     def max_query_len(self) -> int:

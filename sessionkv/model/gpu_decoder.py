@@ -70,7 +70,7 @@ class GpuDecoder:
         """
         spec, eps = self.spec, self.spec.rms_eps
         heads = spec.num_heads + 2 * spec.num_kv_heads
-        divided = self._attention.divide(batch.prefill, pool.shape[4])
+        step = self._attention.begin(batch, pool.shape[4])
         residual = self._embedding[batch.token_ids]
         x = rms_norm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
@@ -89,12 +89,7 @@ class GpuDecoder:
                 layer=index,
             )
             attended = self._attention.attend(
-                queries,
-                pool,
-                index,
-                batch=batch,
-                divided=divided,
-                window=spec.windows[index],
+                queries, pool, index, step=step, window=spec.windows[index]
             )
             x = linear(attended.view(-1, spec.q_size), layer.o, layer.o_bias)
             x = add_rms_norm(x, residual, layer.post_norm, eps)

@@ -57,12 +57,11 @@ def step_of(batch: PagedBatch, *, num_decode: int = 0) -> GpuBatch:
 def attend(
     attention: GpuAttention, batch: PagedBatch, *, num_decode: int = 0
 ) -> tuple[Tensor, DividedPrefill | None]:
-    step = step_of(batch, num_decode=num_decode)
-    divided = attention.divide(step.prefill, batch.pool.shape[4])
-    found = attention.attend(
-        batch.queries, batch.pool, LAYER, batch=step, divided=divided, window=batch.window
-    )
-    return found, divided
+    step = attention.begin(step_of(batch, num_decode=num_decode), batch.pool.shape[4])
+    found = attention.attend(batch.queries, batch.pool, LAYER, step=step, window=batch.window)
+    again = attention.attend(batch.queries, batch.pool, LAYER, step=step, window=batch.window)
+    assert torch.equal(found, again)  # as another layer of the step would
+    return found, step.divided
 
 
 def assert_is_attention(found: Tensor, batch: PagedBatch) -> None:
@@ -134,7 +133,7 @@ def test_all_ways_together_are_one_attention(
     full = MathAttention()
     found, _ = attend(attention_for(batch, full), batch, num_decode=num_decode)
     assert_is_attention(found, batch)
-    assert full.shapes == shapes
+    assert full.shapes == 2 * shapes
 
 
 def test_layers_with_a_window_are_left_to_the_paged_kernel(device: torch.device) -> None:

@@ -176,7 +176,7 @@ def test_long_histories_in_every_tier(on_gpu: Opened, cold: Client) -> None:
         engine.assert_ledger()
     with on_gpu(blocks=40, host_blocks=0, disk=True) as engine:
         talk = Talk(engine, cold, "a", talk.log)
-        assert talk.turn([9], 5) == (0, 0, 128, 2)
+        assert talk.turn([9], 5) == (0, 0, 129, 2)
         # Warm and cold in one engine too, which is all of one arithmetic.
         again = engine.generate(tokens=talk.log, sampling=drawn(9), cache=True)
         alone = engine.generate(tokens=talk.log, sampling=drawn(9), cache=False)
@@ -240,7 +240,7 @@ def test_a_bad_number_fails_its_own_turn_only(on_gpu: Opened, cold: Client) -> N
         spoiled.extend(victim.values())
         if not plan.starts and len(plan.steps) == 3 and spoiled:
             runner = engines[0].parts.runner
-            runner._pool[spoiled.pop()[0]] = float("nan")
+            runner.pool[spoiled.pop()[0]] = float("nan")
 
     with on_gpu(gate) as engine:
         engines.append(engine)
@@ -273,9 +273,9 @@ def test_killed_and_restarted(model: Path, tmp_path: Path, cold: Client) -> None
         assert sum(talk.turn([9], 7)[2:]) == 38
 
 
-NATS = 0.25
-"""bf16 keeps 8 bits: logits of about 10 are off by up to 2**-5 in each of the sums that make them,
-and a decode sums in another order than a prefill. Half of this was never seen."""
+NATS = 2**-4
+"""A decode sums in another order than a prefill. Logits are below 4 here, where bf16 has steps of
+2**-6: four of them."""
 
 
 @gpu

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
-from sessionkv.kernels.attention_kernel import find_sequence
-from sessionkv.kernels.attention_launch import Tile, choose_splits
-from sessionkv.kernels.paged_decode import paged_decode
-from sessionkv.kernels.paged_prefill import paged_prefill
+from sessionkv.kernels import attention_launch
+from sessionkv.kernels.attention_launch import Tile, choose_extra
+from sessionkv.kernels.attention_work import LISTED, list_work
+from sessionkv.kernels.paged_decode import decode_work, paged_decode
+from sessionkv.kernels.paged_prefill import paged_prefill, prefill_work
 from sessionkv.kernels.reference import ragged_attention
 from tests.builders.paged import LAYER, TOLERANCE, PagedBatch, paged_batch
 
@@ -166,27 +165,93 @@ def test_decode_gives_zeros_for_rows_of_padding(device: torch.device, num_splits
     assert (out[1] == 0.0).all()
 
 
-@triton.jit
-def find(query_starts, num_seqs, tiles, found, TOKENS: tl.constexpr):
-    tile = tl.load(tiles + tl.program_id(0))
-    tl.store(found + tl.program_id(0), find_sequence(query_starts, num_seqs, tile, TOKENS))
+def listed(batch: PagedBatch, *, tokens: int, room: int, **options: Any) -> list[list[int]]:
+    """Items of the list: sequence, first new token, part, parts."""
+    items = torch.full((room + 1, 4), 77, dtype=torch.int32, device=batch.seq_lens.device)
+    constants = {"WINDOW": None, "LEAST": 16, "MULTIPLE": 16, "LISTED": LISTED, "TOKENS": tokens}
+    list_work[(-(-room // LISTED),)](
+        batch.query_starts, batch.seq_lens, items, len(batch.lengths), room,
+        **{"extra": 1, "num_parts": 0, **constants, **options},
+    )  # fmt: skip
+    assert (items[-1] == 77).all()
+    return [item for item in items[:-1].tolist() if item[0] >= 0]
 
 
-def test_tiles_find_their_sequences_among_many(device: torch.device) -> None:
-    """More than are looked at together; some without rows, at the end too."""
-    tokens, counts = 5, [(0, 1, 5, 6, 23)[i % 5] for i in range(600)] + [0] * 50
-    starts = torch.tensor([0, *counts]).cumsum(0)
-    first = (starts - torch.arange(651)) // tokens + torch.arange(651)
-    assert (first.diff() >= (torch.tensor(counts) + tokens - 1) // tokens).all()  # room for all
-    owners = [4, 99, 251, 252, 253, 254, 258, 259, 508, 511, 512, 599]
-    owners = [seq for seq in owners if counts[seq]]
-    found = torch.zeros(len(owners), dtype=torch.int32, device=device)
-    last = [int(first[seq]) + (counts[seq] - 1) // tokens for seq in owners]
-    for tiles in (first[owners], torch.tensor(last)):
-        find[(len(owners),)](
-            starts.to(device, torch.int32), 650, tiles.to(device, torch.int32), found, tokens
-        )
-        assert found.tolist() == owners
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"num_parts": 1}, {0: 1, 1: 1, 3: 1}),
+        ({"num_parts": 3}, {0: 3, 1: 3, 3: 3}),
+        ({"extra": 1}, {0: 1, 1: 1, 3: 1}),  # 280 positions to be seen, 288 a part
+        ({"extra": 5}, {0: 1, 1: 3, 3: 1}),  # 64 a part
+        ({"extra": 10}, {0: 2, 1: 6, 3: 1}),  # 32
+        ({"extra": 10, "LEAST": 100}, {0: 1, 1: 2, 3: 1}),
+        ({"extra": 10, "WINDOW": 60}, {0: 2, 1: 2, 3: 1}),  # of 64 at most, 32
+        ({"extra": 99}, {0: 3, 1: 12, 3: 2}),
+    ],
+)
+def test_long_tiles_are_divided(
+    device: torch.device, options: dict[str, int], parts: dict[int, int]
+) -> None:
+    """Of five tokens: two tiles of a sequence, one, none, one with two rows, one of padding."""
+    batch = paged_batch([(9, 40), (1, 180), (0, 90), (2, 20), (0, 0)], device=device)
+    batch.seq_lens[2] = 90
+    tokens = {0: (0, 5), 1: (0,), 3: (0,)}
+    wanted = [
+        [seq, first, part, count]
+        for seq, count in parts.items()
+        for first in tokens[seq]
+        for part in range(count)
+    ]
+    options = {"extra": 1, "num_parts": 0, **options}
+    room = 4 + options["extra"] if not options["num_parts"] else 4 * options["num_parts"]
+    assert listed(batch, tokens=5, room=room, **options) == wanted
+
+
+def test_work_of_many_sequences_is_listed_once_and_fits(device: torch.device) -> None:
+    """More sequences than are looked at together."""
+    lengths = [(17 * i % 5, 31 * i % 97 + 5) for i in range(300)]
+    batch = PagedBatch(
+        lengths=tuple(lengths), queries=torch.empty(0), pool=torch.empty(0),
+        block_tables=torch.empty(0), window=None,
+        query_starts=torch.tensor([0] + [new for new, _ in lengths]).cumsum(0).to(device).int(),
+        seq_lens=torch.tensor([length for _, length in lengths], device=device).int(),
+    )  # fmt: skip
+    found = listed(batch, tokens=2, room=700, extra=40)
+    positions = sum(-(-new // 2) * length for new, length in lengths)
+    longest = -(-positions // 40 // 16) * 16
+    wanted = [
+        [seq, first, part, -(-length // longest)]
+        for seq, (new, length) in enumerate(lengths)
+        for first in range(0, new, 2)
+        for part in range(-(-length // longest))
+    ]
+    assert found == wanted
+    assert len(wanted) <= 40 + sum(-(-new // 2) for new, _ in lengths)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_unlike_lengths_are_divided_by_themselves(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """As on a device with several multiprocessors, where parts pay."""
+    monkeypatch.setattr(attention_launch, "num_sms", lambda device: 6)
+    monkeypatch.setattr(attention_launch, "_NARROW_LEAST", 16)
+    batch = paged_batch([(1, 9), (1, 150), (1, 0), (1, 33)], window=window, device=device)
+    arguments: dict[str, Any] = {
+        "block_tables": batch.block_tables, "seq_lens": batch.seq_lens, "max_seq_len": 160,
+        "window": window,
+    }  # fmt: skip
+    work = decode_work(batch.queries, batch.pool, **arguments)
+    assert max(work.items[:, 3].tolist()) == (3 if window is None else 2)
+    out = paged_decode(batch.queries, batch.pool, LAYER, **arguments, work=work)
+    assert_near(out, expected(batch)[0])
+    batch = paged_batch([(3, 9), (2, 150), (0, 0), (5, 33)], window=window, device=device)
+    arguments = {**batch.metadata, "max_query_len": 5, "max_seq_len": 160, "window": window}
+    work = prefill_work(batch.queries, batch.pool, **arguments)
+    assert max(work.items[:, 3].tolist()) > 1
+    out = paged_prefill(batch.queries, batch.pool, LAYER, **arguments, work=work)
+    assert_near(out, expected(batch)[0])
 
 
 def test_queries_may_lie_among_keys_and_values(device: torch.device) -> None:
@@ -208,21 +273,12 @@ def test_nan_in_what_is_seen_is_not_hidden(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tile", "programs", "positions", "splits"),
-    [
-        (SMALL, 8, 32768, 66),
-        (SMALL, 8, 400, 3),
-        (SMALL, 8, 100, 1),
-        (SMALL, 512, 2048, 1),
-        (SMALL, 2, 99999, 128),
-        (WIDE, 16, 32768, 16),
-        (WIDE, 512, 32768, 1),
-    ],
+    ("tile", "sequences", "extra"),
+    [(SMALL, 1, 33), (SMALL, 33, 33), (SMALL, 34, 66), (SMALL, 256, 66), (WIDE, 9, 16)],
 )
-def test_splits_fill_the_device_and_no_more(
-    tile: Tile, programs: int, positions: int, splits: int
-) -> None:
-    assert choose_splits(tile, programs, positions, num_sms=132) == splits
+def test_parts_fill_the_device_once_or_twice(tile: Tile, sequences: int, extra: int) -> None:
+    assert choose_extra(tile, sequences, 8, sms=132) == extra
+    assert choose_extra(tile, sequences, 1024, sms=132) == 1
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sessionkv.kernels import philox
+from sessionkv.kernels import philox, sampling
 from sessionkv.kernels import reference_pointwise as reference
 from sessionkv.kernels.sampling import SamplingRows, sample_tokens
 from sessionkv.kernels.sampling_random import below, random_bits
@@ -80,9 +80,16 @@ def expected_token(logits: torch.Tensor, params: SamplingParams, seed: int, inde
     [(torch.float32, MIXTURE), (torch.bfloat16, [MIXTURE[i] for i in (0, 1, 4, 7, 10)])],
     ids=["fp32", "bf16"],
 )
+@pytest.mark.parametrize("candidates", [1024, 16])
 def test_any_mixture_equals_the_reference_and_the_host(
-    device: torch.device, dtype: torch.dtype, mixture: list[SamplingParams]
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    mixture: list[SamplingParams],
+    candidates: int,
 ) -> None:
+    """Whether tokens that may be kept fit into registers or not."""
+    monkeypatch.setattr(sampling, "CANDIDATES", candidates)
     logits = random_logits(len(mixture)).to(dtype)
     token_ids, unusable = sample_tokens(logits.to(device), rows_of(mixture, device))
     for row, params in enumerate(mixture):
@@ -134,9 +141,15 @@ def test_greedy_ties_go_to_the_lowest_id(device: torch.device) -> None:
     ],
     ids=["top-k of 2", "top-k of 3", "top-p", "both"],
 )
+@pytest.mark.parametrize("candidates", [1024, 2])
 def test_of_equals_the_lowest_ids_are_kept(
-    device: torch.device, params: SamplingParams, kept: set[int]
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    params: SamplingParams,
+    kept: set[int],
+    candidates: int,
 ) -> None:
+    monkeypatch.setattr(sampling, "CANDIDATES", candidates)
     assert philox.random_bits(11, 2) < 0.1 * 2**53
     assert philox.random_bits(11, 0) > 0.9 * 2**53
     rows = rows_of([params] * 2, device)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sessionkv.engine.gpu.buffers import IntArray, StepBuffers
+from sessionkv.engine.gpu.graphs import ChunkSize
 from sessionkv.engine.gpu.rows import SequenceRows
 from sessionkv.kernels.sampling import SamplingRows
 from sessionkv.model.gpu_batch import DecodeRows, GpuBatch, PrefillRows
@@ -127,6 +128,11 @@ class StepInputs:
     ) -> GpuBatch:
         """Upload steps of one token, then of several."""
         self._turn()
+        return self._fill_mixed(decodes, prefills)
+
+    def _fill_mixed(
+        self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep]
+    ) -> GpuBatch:
         steps = [*decodes, *prefills]
         rows = self._grow_tables(steps)
         num_decodes, host = len(decodes), self._many.host
@@ -151,6 +157,31 @@ class StepInputs:
         self._many.upload()
         self._per_sequence.upload()
         return self._mixed(decodes, prefills, end)
+
+    def fill_chunk(self, steps: Sequence[SequenceStep], size: ChunkSize) -> None:
+        """Upload steps of any lengths, padded to so many rows and sequences."""
+        self._turn()
+        num_rows, num_sequences = size
+        num_tokens = sum(len(step.token_ids) for step in steps)
+        per_sequence = self._per_sequence.host
+        self._many.host["slots"][num_tokens:num_rows] = -1
+        per_sequence["query_starts"][len(steps) : num_sequences + 1] = num_tokens
+        per_sequence["seq_lens"][len(steps) : num_sequences] = 0
+        per_sequence["sampled"][:num_sequences] = 0  # padding samples some row, to no use
+        self._fill_mixed((), steps)
+
+    def chunk(self, size: ChunkSize) -> GpuBatch:
+        """What :meth:`fill_chunk` uploads for such a size."""
+        num_rows, num_sequences = size
+        per_sequence = self._per_sequence.device
+        prefill = PrefillRows(
+            self._tables[:num_sequences],
+            per_sequence["query_starts"][: num_sequences + 1],
+            per_sequence["seq_lens"][:num_sequences],
+            ((num_rows, self._max_model_len),),
+            is_bound=True,
+        )
+        return _batch(self._many.device, num_rows, None, prefill)
 
     def sampled(self, num_rows: int) -> Tensor:
         """Rows of the mixed batch that sample, ``[num_rows]`` int64."""

@@ -1,9 +1,10 @@
 """Carries out step plans with a real model on a GPU.
 
 Owns the pool of blocks, the decoder and a row of state for each running sequence. A step in which
-every sequence computes one token is replayed from a CUDA graph of its size; any other runs the same
-code eagerly. Used by the step loop's thread; movers copy extents on streams of their own, under
-leases that keep plans away and behind fences (:mod:`sessionkv.engine.gpu.copier`).
+every sequence computes one token is replayed from a CUDA graph of its size, and so is any other
+small one; large ones run the same code eagerly. Used by the step loop's thread; movers copy extents
+on streams of their own, under leases that keep plans away and behind fences
+(:mod:`sessionkv.engine.gpu.copier`).
 
 Also runs with everything on the CPU under Triton's interpreter, which is how it is tested where
 there is no GPU.
@@ -18,7 +19,14 @@ import torch
 from torch import Tensor
 
 from sessionkv.engine.gpu.copier import GpuCopier
-from sessionkv.engine.gpu.graphs import StepGraphs
+from sessionkv.engine.gpu.graphs import (
+    ChunkSize,
+    StepGraphs,
+    chunk_size_for,
+    chunk_sizes,
+    graph_sizes,
+    size_for,
+)
 from sessionkv.engine.gpu.inputs import StepInputs
 from sessionkv.engine.gpu.results import FetchedResults, StepResults
 from sessionkv.engine.gpu.sampling import ExtraSampling
@@ -97,7 +105,10 @@ class GpuRunner:
             dtype=dtype,
             device=device,
         )
-        self.graphs = StepGraphs(self._decode, max_running, device)
+        self.graphs = StepGraphs(self._decode, graph_sizes(max_running), device)
+        self._chunks = StepGraphs(
+            self._compute_chunk, chunk_sizes(max_step_tokens, max_running), device
+        )
         self._extras = ExtraSampling(max_running, vocab_size=spec.vocab_size, device=device)
         self._sampled_last: dict[int, int] = {}  # where, by seq_id, the last step leaves a token
         self.memory = GpuCopier(self.pool)
@@ -110,12 +121,23 @@ class GpuRunner:
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile kernels and capture the graphs; ``progress`` is told how many of how many."""
         with torch.inference_mode():
-            self.graphs.capture(progress)
+            total = len(self.graphs.sizes) + len(self._chunks.sizes)
+            self._chunks.capture(lambda done: progress(done, total))
+            done_before = len(self._chunks.sizes)
+            self.graphs.capture(lambda done: progress(done_before + done, total))
 
     def close(self) -> None:
         """Let go of the model, the graphs and the pool."""
         self.memory.close()
-        del self.graphs, self._decoder, self.pool, self._inputs, self._results, self._extras
+        del (
+            self.graphs,
+            self._chunks,
+            self._decoder,
+            self.pool,
+            self._inputs,
+            self._results,
+            self._extras,
+        )
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Launch one plan and wait for it."""
@@ -127,6 +149,8 @@ class GpuRunner:
 
         But for uploads that are rare: of starts, copies, and changes of what is sampled otherwise.
         """
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread, which starts with the first GPU
         for seq_id in plan.ends:
             self._inputs.rows.end(seq_id)
             self._extras.end(seq_id)
@@ -141,8 +165,9 @@ class GpuRunner:
         steps = [*decodes, *prefills]
         seq_ids = [step.seq_id for step in steps if step.sample]
         extra = self._extras.prepare(seq_ids)
+        num_tokens = plan.num_tokens
         if not prefills and len(seq_ids) == len(steps):
-            size = self.graphs.size_for(len(steps))
+            size = size_for(self.graphs.sizes, len(steps))
             if plan.is_ahead:
                 sources = [self._sampled_last[seq_id] for seq_id in seq_ids]
                 self._inputs.fill_ahead(
@@ -151,6 +176,9 @@ class GpuRunner:
             else:
                 self._inputs.fill_decodes(steps, size)
             self.graphs.run(size)
+        elif chunk := chunk_size_for(self._chunks.sizes, num_tokens, len(steps)):
+            self._inputs.fill_chunk(steps, chunk)
+            self._chunks.run(chunk)
         else:
             self._compute_mixed(decodes, prefills, len(seq_ids))
         wanted: Mapping[int, int] = {}
@@ -162,7 +190,6 @@ class GpuRunner:
                 results=self._results,
             )
             wanted = extra.num_likeliest
-        num_tokens = sum(len(step.token_ids) for step in steps)
         self._sampled_last = {seq_id: row for row, seq_id in enumerate(seq_ids)}
         fetch = self._results.send(num_tokens, num_samples=len(seq_ids), num_asked=len(wanted))
 
@@ -181,6 +208,12 @@ class GpuRunner:
         hidden = self._decoder.forward(self._inputs.decodes(num_rows), self.pool)
         self._results.put_unusable(hidden)
         self._sample(hidden)
+
+    def _compute_chunk(self, size: ChunkSize) -> None:
+        """Any tokens of each sequence, a token sampled of each: what another graph holds."""
+        hidden = self._decoder.forward(self._inputs.chunk(size), self.pool)
+        self._results.put_unusable(hidden)
+        self._sample(hidden[self._inputs.sampled(size[1])])
 
     def _compute_mixed(
         self,

@@ -4,8 +4,16 @@ from pathlib import Path
 import pytest
 
 from sessionkv.cli import doctor_checks
-from sessionkv.cli.doctor_checks import Finding, check_engine, check_model, check_store, size_up
+from sessionkv.cli.doctor_checks import (
+    Finding,
+    check_engine,
+    check_gpu,
+    check_model,
+    check_store,
+    size_up,
+)
 from sessionkv.config import CacheConfig, EngineConfig
+from sessionkv.engine.gpu.devices import Gpu
 from sessionkv.engine.sizing import MachineMemory
 from sessionkv.model.spec import spec_from_config
 
@@ -115,8 +123,49 @@ def test_gpus_are_named_by_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path:
         folder.mkdir()
         (folder / "information").write_text(f"Model: \t\t {name}\nIRQ: 1\n")
     monkeypatch.setattr(doctor_checks, "NVIDIA_GPUS", tmp_path)
-    assert texts(list(doctor_checks.check_libraries()), "GPU") == [
-        "NVIDIA A, NVIDIA B; not used yet"
-    ]
+    [problem] = list(check_gpu(CONFIG, []))
+    assert problem.text == "NVIDIA A, NVIDIA B: there, and torch cannot use it"
+    assert "torch with CUDA" in problem.advice
+    [finding] = list(check_gpu(replace(CONFIG, device="cpu"), []))
+    assert finding == Finding("GPU", "not used: device is cpu")
     monkeypatch.setattr(doctor_checks, "NVIDIA_GPUS", tmp_path / "none")
-    assert texts(list(doctor_checks.check_libraries()), "GPU") == ["none; computing on CPU"]
+    assert list(check_gpu(CONFIG, [])) == [Finding("GPU", "none; computing on CPU")]
+
+
+def test_gpus_show_what_is_free_and_whether_the_one_asked_for_is_there() -> None:
+    gpus = [Gpu("A", 30 * 2**30, 32 * 2**30), Gpu("B", 2**30, 2**30)]
+    assert list(check_gpu(CONFIG, gpus)) == [
+        Finding("GPU", "A: 30.0 GiB of 32.0 GiB free, 2.0 GiB held by processes"),
+        Finding("GPU", "B: 1.0 GiB of 1.0 GiB free, 0 B held by processes"),
+    ]
+    assert [f for f in check_gpu(replace(CONFIG, device="cuda:1"), gpus) if f.advice] == []
+    [problem] = [f for f in check_gpu(replace(CONFIG, device="cuda:2"), gpus) if f.advice]
+    assert problem.text == "device is cuda:2, and torch can use 2 GPUs"
+    [problem] = [f for f in check_gpu(replace(CONFIG, device="cuda"), []) if f.advice]
+    assert problem.text == "device is cuda, and torch can use 0 GPUs"
+
+
+def test_size_up_on_a_gpu_counts_its_memory_and_16_bits() -> None:
+    # 2 layers of (64*(4+2)*16*2 + 3*64*128) and 1000*64 once, in bf16.
+    weights_bytes = 2 * (2 * (64 * 6 * 16 * 2 + 3 * 64 * 128) + 1000 * 64)
+    gpu = Gpu("A", weights_bytes + 100 * 4096, 2**30)
+    config = replace(CONFIG, cache=replace(CONFIG.cache, device_blocks=None))
+    found = list(size_up(config, SPEC, MachineMemory(2**34, 2**40), gpu))
+    assert texts(found, "KV") == ["256 B a token, 4.0 KiB a block of 16"]
+    assert texts(found, "device") == ["360.0 KiB of KV = 1,440 tokens"]
+    assert "weights 269.0 KiB in bf16" in texts(found, "model")[0]
+    assert [finding for finding in found if finding.advice] == []
+    small = Gpu("A", 10**5, 2**30)
+    [problem] = [f for f in size_up(config, SPEC, MachineMemory(2**34, 2**40), small) if f.advice]
+    assert problem.text == "the weights need 269.0 KiB of 97.7 KiB available"
+    assert "--device cpu" in problem.advice
+    too_many = replace(CONFIG, cache=replace(CONFIG.cache, device_blocks=101))
+    [problem] = [f for f in size_up(too_many, SPEC, MachineMemory(2**34, 2**40), gpu) if f.advice]
+    assert problem.text.startswith("cache.device_blocks is 101; allowed: from 4096 (one block) to")
+
+
+def test_size_up_names_what_the_gpu_does_not_take() -> None:
+    spec = replace(SPEC, head_dim=24)
+    found = size_up(CONFIG, spec, MachineMemory(2**34, 2**40), Gpu("A", 2**30, 2**30))
+    [problem] = [finding for finding in found if finding.advice]
+    assert "head_dim is 24; supported on a GPU: multiples of 16 up to 256" in problem.text

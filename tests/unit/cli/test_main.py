@@ -132,9 +132,12 @@ def test_config_show_says_where_values_came_from(
     path = tmp_path / "engine.toml"
     path.write_text("threads = 1\nmax_model_len = 512\n[cache]\nhost_bytes = 1\ndisk_bytes = 2\n")
     argv = ["config", "show", "--json", "--config", str(path), "--host-bytes", "4MiB"]
+    argv += ["--device", "cuda:1", "--dtype", "float16"]
     assert main([*argv, "--set", "scheduler.max_queue=7"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["threads"] == {"value": 3, "source": "environment SESSIONKV_THREADS"}
+    assert shown["device"] == {"value": "cuda:1", "source": "command line"}
+    assert shown["dtype"] == {"value": "float16", "source": "command line"}
     assert shown["max_model_len"] == {"value": 512, "source": f"file {path}"}
     assert shown["cache.disk_bytes"] == {"value": 2, "source": f"file {path}"}
     assert shown["cache.host_bytes"] == {"value": 4 * 2**20, "source": "command line"}

@@ -16,14 +16,19 @@ BLOCK = GEOMETRY.block_bytes
 
 
 def plan(
-    *, ram: int = 24 * GIB, disk: int = 100 * GIB, asked: int | None = None, **cache: Any
+    *,
+    ram: int = 24 * GIB,
+    disk: int = 100 * GIB,
+    gpu: int | None = None,
+    asked: int | None = None,
+    **cache: Any,
 ) -> MemoryPlan:
     return plan_memory(
         CacheConfig(**cache),
         GEOMETRY,
         model_max_len=8192,
         asked_max_len=asked,
-        machine=MachineMemory(available_ram_bytes=ram, free_disk_bytes=disk),
+        machine=MachineMemory(available_ram_bytes=ram, free_disk_bytes=disk, free_gpu_bytes=gpu),
     )
 
 
@@ -88,6 +93,38 @@ def test_no_room_for_one_block_is_refused_with_what_is_needed() -> None:
         plan(device_bytes=BLOCK)
     needed = int(str(caught.value).split("at least ")[1].split(" ")[0])
     assert plan(device_bytes=needed).num_device_blocks == 1
+
+
+def test_a_gpu_gives_nine_tenths_of_what_is_free_and_a_larger_host_tier() -> None:
+    found = plan(gpu=80 * GIB, ram=1024 * GIB)
+    assert (found.num_device_blocks, found.mirror_bytes) == (int(72 * GIB) // BLOCK, 0)
+    assert found.num_host_blocks == 64 * GIB // BLOCK
+    assert (found.max_model_len, found.notes) == (8192, ())
+    assert plan(gpu=80 * GIB, ram=100 * GIB).num_host_blocks == 25 * GIB // BLOCK
+
+
+def test_what_is_asked_of_a_gpu_is_taken_as_far_as_it_is_free() -> None:
+    assert plan(gpu=10 * BLOCK, device_blocks=10).num_device_blocks == 10
+    assert plan(gpu=10 * BLOCK, device_bytes=3 * BLOCK + 5).num_device_blocks == 3
+    free = f"from {BLOCK} .one block. to {10 * BLOCK} bytes.*another process"
+    with pytest.raises(ConfigError, match=f"cache.device_blocks is 11; allowed: {free}"):
+        plan(gpu=10 * BLOCK, device_blocks=11)
+    with pytest.raises(ConfigError, match=f"cache.device_bytes is {10 * BLOCK + 1}; .*{free}"):
+        plan(gpu=10 * BLOCK, device_bytes=10 * BLOCK + 1)
+    with pytest.raises(ConfigError, match=f"cache.device_bytes is {BLOCK - 1}; .*{free}"):
+        plan(gpu=10 * BLOCK, device_bytes=BLOCK - 1)
+
+
+def test_a_gpu_without_room_for_a_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"to {BLOCK} bytes, which the GPU has free"):
+        plan(gpu=BLOCK)  # nine tenths of it hold none
+    assert plan(gpu=2 * BLOCK).num_device_blocks == 1
+
+
+def test_a_window_shrinks_to_the_gpus_pool_too() -> None:
+    found = plan(gpu=100 * BLOCK)
+    assert found.max_model_len == 90 * 16 + 1
+    assert "1441" in found.notes[0]
 
 
 @pytest.mark.parametrize(
