@@ -435,14 +435,15 @@ class ChecksumRunner:
 
     def _choose(self, sequence: _Running) -> SampledToken:
         state, start = self._read(sequence), sequence.start
-        token_id = self._script(sequence.token_ids) if self._script is not None else None
+        # Scripts tell sequences by the list that is one for all their life, also when they start
+        # again. The log of one that has ended may be another by now.
+        known = start.token_ids
+        if len(known) != len(sequence.token_ids):
+            known = sequence.token_ids
+        token_id = self._script(known) if self._script is not None else None
         if token_id is None and self._sampler is not None:
-            token_id = self._sampler(
-                pseudo_logits(state, self._vocabulary),
-                start.sampling,
-                sequence.token_ids,
-                start.num_prompt_tokens,
-            )
+            logits = pseudo_logits(state, self._vocabulary)
+            token_id = self._sampler(logits, start.sampling, known, start.num_prompt_tokens)
         if token_id is None:
             token_id = next_token(
                 state,

@@ -116,9 +116,10 @@ GROWING = Mix(
 """Turns that begin small and grow large, so that those that run together outgrow the pool."""
 
 
-def test_preempted_turns_go_on(store: Path) -> None:
+@pytest.mark.parametrize("plans_ahead", [False, True], ids=["in_turn", "ahead"])
+def test_preempted_turns_go_on(store: Path, plans_ahead: bool) -> None:
     config = engine_config(store, blocks=48, host_blocks=30, disk_bytes=32 * MIB)
-    with open_engine(config) as engine:
+    with open_engine(config, runner={"plans_ahead": plans_ahead}) as engine:
         _, logs = run_sessions(engine, seed=6, sessions=16, turns=12, workers=16, mix=GROWING)
         assert engine.stats()["preemptions"] > 10
         engine.assert_ledger()
@@ -251,17 +252,18 @@ FAILING = Mix(faults=True, max_tokens=24, rewind=0.16, flush=0.0)
 """Turns of many steps, each of which may fail."""
 
 
+@pytest.mark.parametrize("plans_ahead", [False, True], ids=["in_turn", "ahead"])
 @pytest.mark.parametrize(
     ("steps", "sequences"),
     [(0.03, 0.0), (0.0, 0.03), (0.02, 0.02)],
     ids=["steps", "sequences", "both"],
 )
 def test_steps_that_fail_leave_every_session_as_it_was(
-    store: Path, steps: float, sequences: float
+    store: Path, steps: float, sequences: float, plans_ahead: bool
 ) -> None:
     faults = Faults(8, steps=steps, sequences=sequences)
     config = engine_config(store, blocks=100, host_blocks=60, disk_bytes=32 * MIB)
-    with open_engine(config, runner=faults.as_runner()) as engine:
+    with open_engine(config, runner=faults.as_runner() | {"plans_ahead": plans_ahead}) as engine:
         tally, logs = run_sessions(engine, seed=8, sessions=48, turns=6, mix=FAILING)
         assert tally.failed > 20
         engine.assert_ledger()
