@@ -72,7 +72,7 @@ class Both:
             self.extras.sample(extra, here, sampling=sampling, results=self.results)
         assert torch.equal(here.cpu(), logits)
         wanted = {} if extra is None else extra.num_likeliest
-        fetched = self.results.fetch(1, num_samples=len(seq_ids), num_asked=len(wanted))
+        fetched = self.results.send(1, num_samples=len(seq_ids), num_asked=len(wanted))()
         tokens = [sample(row.float(), s) for row, s in zip(logits, states, strict=True)]
         assert fetched.token_ids == [token.token_id for token in tokens]
         assert not any(fetched.bad)
@@ -177,4 +177,4 @@ def test_a_row_with_a_bad_number_stays_bad(device: torch.device) -> None:
     sampling = both._rows([both.states[1]])
     both.results.put_sampled(*sample_tokens(logits, sampling))
     both.extras.sample(extra, logits, sampling=sampling, results=both.results)
-    assert both.results.fetch(1, num_samples=1, num_asked=1).bad == [1]
+    assert both.results.send(1, num_samples=1, num_asked=1)().bad == [1]
