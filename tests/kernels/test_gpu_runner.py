@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-from collections import deque
+from pathlib import Path
 
 import pytest
 import torch
 
-from sessionkv.engine.gpu.inputs import StepInputs
 from sessionkv.engine.gpu.runner import GpuRunner
 from sessionkv.engine.model_runner import ModelRunner
-from sessionkv.engine.runner import LaunchedStep
 from sessionkv.errors import SessionKVError
 from sessionkv.model.gpu_decoder import GpuDecoder
 from sessionkv.model.prepare import PreparedModel
 from sessionkv.model.weights import WeightFiles
-from sessionkv.types import PENDING, BlockCopy, SamplingParams, StepOutput, StepPlan
+from sessionkv.types import BlockCopy, SamplingParams, StepOutput
 from tests.builders.tiny_models import Driver, make_runner, prepare_tiny, start, step, tokens
 
 B = 8
@@ -36,11 +34,6 @@ def gpu_runner(prepared: PreparedModel, device: torch.device) -> GpuRunner:
     )
     runner.warm_up(lambda done, total: None)
     return runner
-
-
-@pytest.fixture(scope="module", params=["llama-head-dim", "qwen3", "mistral-head-dim"])
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
-    return prepare_tiny(request.param, tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -88,81 +81,26 @@ def ids(outputs: list[StepOutput]) -> list[dict[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    ("variant", "sampling"),
     [
-        {},
-        {"temperature": 1.5, "seed": 2**64 - 3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
-        {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "logit_bias": {9: 4.0}},
+        ("mistral-head-dim", {}),
+        (
+            "qwen3",
+            {"temperature": 1.5, "seed": 2**64 - 3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+        ),
+        (
+            "llama-head-dim",
+            {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "logit_bias": {9: 4.0}},
+        ),
     ],
     ids=["greedy", "drawn", "penalties"],
 )
 def test_tokens_equal_the_cpus(
-    tiny: PreparedModel, device: torch.device, sampling: dict[str, object]
+    tmp_path: Path, device: torch.device, variant: str, sampling: dict[str, object]
 ) -> None:
+    tiny = prepare_tiny(variant, tmp_path)
     found = conversation(gpu_runner(tiny, device), **sampling)
     assert ids(found) == ids(conversation(make_runner(tiny, block_size=B), **sampling))
-
-
-def decoded(
-    runner: GpuRunner | ModelRunner, *, ahead: bool, **changes: object
-) -> dict[int, list[int]]:
-    """Tokens of three sequences, of which one leaves early; the order of the rows changes."""
-    params = SamplingParams(**({"temperature": 0.0} | changes))
-    prompts = {1: tokens(3, 1), 2: tokens(9, 2), 3: tokens(1, 3)}
-    found: dict[int, list[int]] = {seq_id: [] for seq_id in prompts}
-    launched: deque[LaunchedStep] = deque()
-
-    def collect() -> None:
-        for seq_id, token in launched.popleft().result().sampled.items():
-            found[seq_id].append(token.token_id)
-
-    starts = tuple(start(i, ids, sampling=params) for i, ids in prompts.items())
-    steps = [step(i, 0, ids, [3 * i, 3 * i + 1], sample=True) for i, ids in prompts.items()]
-    launched.append(runner.launch(StepPlan(1, starts, tuple(steps))))
-    for number in range(2, 9):
-        if not ahead:
-            collect()
-        steps = [
-            step(i, len(prompts[i]) + number - 2, [PENDING if ahead else found[i][-1]], sample=True)
-            for i in ((3, 1, 2) if number < 5 else (2, 3))
-        ]
-        ends = (1,) if number == 6 else ()
-        launched.append(runner.launch(StepPlan(number, steps=tuple(steps), ends=ends)))
-        if ahead:
-            collect()
-    collect()
-    assert [len(ids) for ids in found.values()] == [4, 8, 8]
-    return found
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [{}, {"temperature": 1.5, "seed": 5, "min_tokens": 2, "frequency_penalty": 0.8}],
-    ids=["greedy", "penalties"],
-)
-def test_steps_launched_before_the_last_is_collected_give_the_same_tokens(
-    qwen: PreparedModel, device: torch.device, sampling: dict[str, object]
-) -> None:
-    wanted = decoded(make_runner(qwen, block_size=B), ahead=False, **sampling)
-    assert decoded(make_runner(qwen, block_size=B), ahead=True, **sampling) == wanted
-    assert decoded(gpu_runner(qwen, device), ahead=False, **sampling) == wanted
-    assert decoded(gpu_runner(qwen, device), ahead=True, **sampling) == wanted
-
-
-def test_what_is_not_known_yet_is_never_left_for_padding(device: torch.device) -> None:
-    inputs = StepInputs(
-        block_size=B, max_model_len=64, max_step_tokens=16, max_running=8, device=device
-    )
-    for seq_id in range(8):
-        inputs.rows.start(start(seq_id, tokens(3), [seq_id]))
-    steps = [step(seq_id, 3, [PENDING], sample=True) for seq_id in range(8)]
-    token_ids = torch.arange(100, 108, device=device)
-    sources = list(reversed(range(8)))
-    for _ in range(2):
-        inputs.fill_ahead(steps, 8, sources=sources, token_ids=token_ids)
-        assert inputs.decodes(8).token_ids.tolist() == list(range(107, 99, -1))
-    inputs.fill_decodes([step(0, 4, [9], sample=True)], 8)
-    assert inputs.decodes(8).token_ids.tolist() == [9, *[0] * 7]
 
 
 def test_a_bad_number_fails_only_its_own_sequence(
