@@ -77,11 +77,13 @@ class StepGraphs(Generic[_Size]):
             return
         pool = torch.cuda.graph_pool_handle()
         gc.collect()
+        collects = gc.isenabled()
         gc.disable()  # memory that happened to be freed within a capture would spoil it
         try:
             self._capture_all(pool, progress)
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
 
     def _capture_all(self, pool: Any, progress: Callable[[int], None]) -> None:
         for done, size in enumerate(reversed(self.sizes)):
