@@ -10,7 +10,6 @@ one row takes ten times as long.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,19 +113,19 @@ class BlasLinear:
         return self(x).add_(other)
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Copy a row-major fp32 weight ``[out_features, in_features]`` for the faster way here."""
-    return (BlasLinear if blas_is_faster() else PackedLinear).make(weight, bias)
+def pack(weight: Tensor, bias: Tensor | None = None, *, blas: bool) -> Linear:
+    """Copy a row-major fp32 weight ``[out_features, in_features]`` for one of the two ways."""
+    return (BlasLinear if blas else PackedLinear).make(weight, bias)
 
 
-def blas_is_faster() -> bool:
-    """Whether this is an AMD processor, numpy has OpenBLAS and torch's threads wait asleep.
+def blas_is_faster(*, threads_wait_asleep: bool) -> bool:
+    """Whether numpy's BLAS is the faster way: this is an AMD processor, and it is OpenBLAS.
 
-    The same answer for the life of a process: how threads wait is fixed when torch is loaded.
+    Args:
+        threads_wait_asleep: Whether torch's threads do, and so leave the cores to others.
     """
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
-    waits_asleep = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
-    return waits_asleep and "openblas" in blas and "AuthenticAMD" in _processor()
+    return threads_wait_asleep and "openblas" in blas and "AuthenticAMD" in _processor()
 
 
 def _processor() -> str:

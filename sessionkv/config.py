@@ -337,6 +337,11 @@ def config_sources(
     return sources | dict.fromkeys(flatten(overrides or {}), "command line")
 
 
+def torch_threads_wait_asleep() -> bool:
+    """Whether torch's threads, loaded in this environment, leave the cores while they wait."""
+    return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+
+
 def user_cache_dir() -> Path:
     """Where prepared models are kept: ``$XDG_CACHE_HOME/sessionkv`` or ``~/.cache/sessionkv``."""
     base = os.environ.get("XDG_CACHE_HOME")

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from sessionkv.engine.gpu.devices import Gpu
     from sessionkv.model.spec import ModelSpec
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2", "msgpack", "pyzmq", "lmdb", "xxhash")
+LIBRARIES = (
+    "torch", "numpy", "transformers", "tokenizers", "jinja2", "msgpack", "pyzmq", "lmdb", "xxhash",
+)  # fmt: skip
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 ROOM_FACTOR = 1.2

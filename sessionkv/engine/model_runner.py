@@ -18,9 +18,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sessionkv.config import torch_threads_wait_asleep
 from sessionkv.engine.device_memory import HostPool
 from sessionkv.engine.runner import LaterResult
 from sessionkv.errors import ConfigError, SessionKVError
+from sessionkv.kernels.linear import blas_is_faster
 from sessionkv.kernels.paged_kv import copy_slots
 from sessionkv.model.attention import AttentionBatch, make_segment
 from sessionkv.model.decoder import Decoder
@@ -32,7 +34,8 @@ from sessionkv.model.weights import WeightFiles
 from sessionkv.types import PENDING, SampledToken, SequenceStart, SequenceStep, StepOutput, StepPlan
 
 NUMERICS = "cpu fp32 3"
-"""Names the arithmetic; to be changed whenever the same weights give other KV bytes."""
+"""Names the arithmetic, with the way of its products; to be changed whenever the same weights give
+other KV bytes."""
 
 _NOT_FINITE = "the model's output is not a finite number"
 
@@ -91,9 +94,11 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.vocab_size = spec.vocab_size
         self.max_model_len = max_model_len
-        self.fingerprint = kv_fingerprint(spec, prepared.fingerprint, numerics=NUMERICS)
+        blas = blas_is_faster(threads_wait_asleep=torch_threads_wait_asleep())
+        numerics = f"{NUMERICS} {'blas' if blas else 'packed'}"
+        self.fingerprint = kv_fingerprint(spec, prepared.fingerprint, numerics=numerics)
         files = WeightFiles(prepared.folder, spec)
-        self._decoder = Decoder(spec, files, max_model_len=max_model_len)
+        self._decoder = Decoder(spec, files, max_model_len=max_model_len, blas=blas)
         self.weights_bytes = self._decoder.nbytes
         self._memory = memoryview(_reserve(num_blocks * self.geometry.block_bytes))
         self._pool: Tensor = torch.frombuffer(self._memory, dtype=torch.float32).view(

@@ -75,11 +75,7 @@ class Runner(Protocol):
 
     @property
     def plans_ahead(self) -> bool:
-        """Whether to plan the step after those launched so far ahead. A question.
-
-        Not where nothing is won by it, or where one of the tokens being sampled will be known to
-        the host alone.
-        """
+        """Whether to plan the next step before the last is collected; no where nothing is won."""
         ...
 
     def launch(self, plan: StepPlan) -> LaunchedStep:

@@ -95,9 +95,7 @@ def plan_memory(
     """
     block_bytes = geometry.block_bytes
     num_device, mirror_bytes = _device(cache, block_bytes, machine)
-    max_len = model_max_len if asked_max_len is None else asked_max_len
-    if max_len > model_max_len:
-        raise ConfigError("max_model_len", max_len, f"at most {model_max_len}, the model's own")
+    max_len = window_tokens(asked_max_len, model_max_len)
     notes = []
     # The last token of a sequence never gets KV.
     room = num_device * geometry.block_size + 1
@@ -129,6 +127,18 @@ def step_budget(asked: int | None, *, on_gpu: bool) -> StepBudget:
     if asked is not None:
         return StepBudget(alone=asked, shared=asked)
     return GPU_STEP if on_gpu else CPU_STEP
+
+
+def window_tokens(asked_max_len: int | None, model_max_len: int) -> int:
+    """Most positions of one sequence; None is what the model was made for.
+
+    Raises:
+        ConfigError: The model was made for fewer.
+    """
+    max_len = model_max_len if asked_max_len is None else asked_max_len
+    if max_len > model_max_len:
+        raise ConfigError("max_model_len", max_len, f"at most {model_max_len}, the model's own")
+    return max_len
 
 
 def _device(cache: CacheConfig, block_bytes: int, machine: MachineMemory) -> tuple[int, int]:

@@ -23,15 +23,15 @@ class _Layer:
 
     __slots__ = ("down", "gate_up", "input_norm", "k_norm", "o", "post_norm", "q_norm", "qkv")
 
-    def __init__(self, weights: LayerWeights, eps: float) -> None:
+    def __init__(self, weights: LayerWeights, eps: float, *, blas: bool) -> None:
         self.input_norm = rms_norm(weights.input_norm, eps)
         self.post_norm = rms_norm(weights.post_norm, eps)
         self.q_norm = _optional_norm(weights.q_norm, eps)
         self.k_norm = _optional_norm(weights.k_norm, eps)
-        self.qkv: Linear = pack(weights.qkv, weights.qkv_bias)
-        self.o: Linear = pack(weights.o, weights.o_bias)
-        self.gate_up: Linear = pack(weights.gate_up, weights.gate_up_bias)
-        self.down: Linear = pack(weights.down, weights.down_bias)
+        self.qkv: Linear = pack(weights.qkv, weights.qkv_bias, blas=blas)
+        self.o: Linear = pack(weights.o, weights.o_bias, blas=blas)
+        self.gate_up: Linear = pack(weights.gate_up, weights.gate_up_bias, blas=blas)
+        self.down: Linear = pack(weights.down, weights.down_bias, blas=blas)
 
 
 def _optional_norm(weight: Tensor | None, eps: float) -> RMSNorm | None:
@@ -41,22 +41,26 @@ def _optional_norm(weight: Tensor | None, eps: float) -> RMSNorm | None:
 class Decoder:
     """A loaded model. Not thread-safe; holds no state of any sequence."""
 
-    def __init__(self, spec: ModelSpec, weights: WeightFiles, *, max_model_len: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: WeightFiles, *, max_model_len: int, blas: bool = False
+    ) -> None:
         """Read and pack the weights, layer by layer.
 
         Args:
             spec: What the model is made of.
             weights: Where its weights are.
             max_model_len: Positions that rotations are computed for.
+            blas: Which way products go; see :mod:`sessionkv.kernels.linear`.
         """
         self.spec = spec
         self._embedding = weights.embedding()
         self._layers = [
-            _Layer(weights.layer(index), spec.rms_eps) for index in range(spec.num_layers)
+            _Layer(weights.layer(index), spec.rms_eps, blas=blas)
+            for index in range(spec.num_layers)
         ]
         self._final_norm = rms_norm(weights.final_norm(), spec.rms_eps)
         output = weights.output()
-        self._output = pack(self._embedding if output is None else output)
+        self._output = pack(self._embedding if output is None else output, blas=blas)
         self._rotations = rotation_table(spec.rope, spec.head_dim, max_model_len)
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The decoder on a GPU: Llama, Mistral, Qwen2 and Qwen3 in 16 bits over Triton kernels.
+"""The decoder on a GPU: Llama, Mistral, Qwen2 and Qwen3 over Triton kernels.
 
 The same arithmetic as :mod:`sessionkv.model.decoder`, sums in fp32. One forward pass computes the
 new tokens of any number of sequences; their history is in the pool of blocks. In each layer all new

@@ -58,12 +58,6 @@ class SamplerState:
             self._stop_ids = torch.tensor(stops, dtype=torch.int64)
 
     @property
-    def has_state(self) -> bool:
-        """Whether the choice needs more than logits, parameters and the number of the output."""
-        parts = (self._bias, self._seen, self._counts, self._stop_ids)
-        return self.params.logprobs is not None or any(part is not None for part in parts)
-
-    @property
     def is_plain_greedy(self) -> bool:
         """Whether the next token is simply the row's largest logit."""
         changed = (self._bias, self._seen, self._counts)

@@ -1,4 +1,4 @@
-"""What a step tells the device: arrays at fixed addresses, filled by one copy.
+"""What a step tells the device: arrays at fixed addresses, one copy for each group.
 
 Each array exists on the device, for kernels to read, and twice in host memory, for numpy to write:
 at the same offset of one buffer each. Fixed addresses are what lets a CUDA graph be replayed with

@@ -16,7 +16,13 @@ from sessionkv.engine.gpu.limits import check_model
 from sessionkv.engine.gpu.runner import GpuRunner
 from sessionkv.engine.model_runner import kv_fingerprint
 from sessionkv.engine.scheduler.batch import StepBudget
-from sessionkv.engine.sizing import MachineMemory, MemoryPlan, plan_memory, step_budget
+from sessionkv.engine.sizing import (
+    MachineMemory,
+    MemoryPlan,
+    plan_memory,
+    step_budget,
+    window_tokens,
+)
 from sessionkv.errors import ConfigError
 from sessionkv.model.gpu_decoder import GpuDecoder
 from sessionkv.model.prepare import PreparedModel
@@ -51,7 +57,7 @@ def load_gpu_runner(
 
     Raises:
         ModelUnsupported: The kernels do not take the model.
-        ConfigError: The GPU has too little memory free.
+        ConfigError: The GPU has too little memory free, or the window is not the model's.
         ModelBroken: A file is missing or damaged.
     """
     check_model(prepared.spec)
@@ -103,11 +109,11 @@ def _load(
     progress: Callable[[str, int, int], None],
 ) -> tuple[MemoryPlan, GpuRunner]:
     spec, dtype = prepared.spec, gpu_dtype(config)
+    max_len = window_tokens(config.max_model_len, spec.max_model_len)
     progress("load", 0, 1)
     weights = WeightFiles(
         prepared.folder, spec, dtype=getattr(torch, dtype), device=device, neighbours=False
     )
-    max_len = config.max_model_len or spec.max_model_len
     decoder = GpuDecoder(spec, weights, max_model_len=max_len)
     progress("load", 1, 1)
     geometry = spec.kv_geometry(config.cache.block_size, dtype)

@@ -1,7 +1,8 @@
 """What the GPU runner remembers of running sequences, row by row, as arrays that numpy can gather.
 
 A sequence has one row from its start to its end: its block table and its sampling parameters. A
-step of many sequences then costs a handful of array operations rather than a loop over objects.
+step of many sequences then costs a handful of array operations, and loops over its sequences only,
+not over tokens or blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which sequences a step continues that is planned before the step in flight has ended.
 
-Pure; plans nothing itself. What may go wrong by planning early is said in
+Decides and reserves room; plans nothing itself. What may go wrong by planning early is said in
 :meth:`~sessionkv.engine.scheduler.scheduler.Scheduler.schedule_ahead`.
 """
 

@@ -10,7 +10,7 @@ from sessionkv.kernels import linear as linear_module
 from sessionkv.kernels.linear import BlasLinear, Linear, PackedLinear, pack
 
 
-@pytest.mark.parametrize("make", [PackedLinear.make, BlasLinear.make, pack])
+@pytest.mark.parametrize("make", [PackedLinear.make, BlasLinear.make])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 17, 64, 257])
 def test_product_equals_float64(make: Callable[..., Linear], rows: int, bias: bool) -> None:
@@ -31,21 +31,23 @@ def test_product_equals_float64(make: Callable[..., Linear], rows: int, bias: bo
 
 
 @pytest.mark.parametrize(
-    ("policy", "processor", "kind"),
+    ("threads_wait_asleep", "processor", "is_faster"),
     [
-        ("passive", "vendor_id : AuthenticAMD", BlasLinear),
-        ("passive", "vendor_id : GenuineIntel", PackedLinear),
-        ("passive", "", PackedLinear),
-        (None, "vendor_id : AuthenticAMD", PackedLinear),
+        (True, "vendor_id : AuthenticAMD", True),
+        (True, "vendor_id : GenuineIntel", False),
+        (True, "", False),
+        (False, "vendor_id : AuthenticAMD", False),
     ],
 )
 def test_numpys_blas_is_for_amd_where_threads_do_not_spin(
-    monkeypatch: pytest.MonkeyPatch, policy: str | None, processor: str, kind: type[Linear]
+    monkeypatch: pytest.MonkeyPatch, threads_wait_asleep: bool, processor: str, is_faster: bool
 ) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if policy is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     monkeypatch.setattr(linear_module, "_processor", lambda: processor)
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
-    expected = kind if "openblas" in blas else PackedLinear
-    assert isinstance(pack(torch.ones(4, 4)), expected)
+    found = linear_module.blas_is_faster(threads_wait_asleep=threads_wait_asleep)
+    assert found == (is_faster and "openblas" in blas)
+
+
+def test_either_way_can_be_asked_for() -> None:
+    assert isinstance(pack(torch.ones(4, 4), blas=True), BlasLinear)
+    assert isinstance(pack(torch.ones(4, 4), blas=False), PackedLinear)
