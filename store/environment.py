@@ -20,7 +20,6 @@ import lmdb
 from sessionkv.errors import StoreUnavailable
 from sessionkv.store.lacking_pages import num_lacking
 from sessionkv.store.lmdb_layout import Unsound
-from sessionkv.store.structure import check_structure
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -175,6 +174,10 @@ def _allocate_lock(path: Path, max_readers: int) -> None:
 
 def _damage(data: Path, limit_bytes: int = VERIFY_LIMIT_BYTES) -> str | None:
     """What is wrong with a data file, found without mapping it; None if nothing is known to be."""
+    # Only here: it loads numpy, and with it OpenBLAS, which looks once at an environment that an
+    # engine's process sets after it has imported this.
+    from sessionkv.store.structure import check_structure
+
     size = data.stat().st_size
     if size == 0:
         return "the file is empty"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import mmap
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,9 @@ from sessionkv.store.lmdb_layout import (
 
 _CHUNK_PAGES = 1024
 """Leaves looked at together: few enough that their second look finds them in the processor."""
+
+_READ_LIMIT_BYTES = 2**28
+"""Larger files, which only tools check, are mapped: they might not fit into memory."""
 
 
 class _Kind(enum.Enum):
@@ -95,15 +99,33 @@ def check_structure(data: Path) -> str | None:
     Raises:
         OSError: It cannot be read.
     """
-    with data.open("rb") as file:
-        if not file.seek(0, 2):
+    with data.open("rb", buffering=0) as file:
+        size = file.seek(0, 2)
+        if not size:
             return "the file is empty"
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with _contents(file, size) as mapped:
             try:
                 _File(mapped).check()
             except Unsound as error:
                 return str(error)
     return None
+
+
+def _contents(file: FileIO, size: int) -> mmap.mmap:
+    """The bytes of a file, read where they are few.
+
+    A page that the disk cannot read is an error then; in a map it ends the process.
+    """
+    if size > _READ_LIMIT_BYTES:
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    memory = mmap.mmap(-1, size)
+    view = memoryview(memory)
+    file.seek(0)
+    start = 0
+    while start < size and (count := file.readinto(view[start:])):
+        start += count
+    view.release()
+    return memory
 
 
 class _File:

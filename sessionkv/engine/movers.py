@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class HostArena:
-    """The host tier's memory: one anonymous mapping, so resident memory grows only with use.
+    """The host tier's memory: one anonymous mapping, resident as it is used, or pinned at the start.
 
     Attributes:
         num_blocks: Blocks it has room for.

@@ -69,8 +69,38 @@ def measure(disk_path: Path) -> MachineMemory:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
+    left = cgroup_bytes_left()
+    if left is not None:
+        available = min(available, left)
     existing = next(p for p in (disk_path, *disk_path.resolve().parents) if p.exists())
     return MachineMemory(available, shutil.disk_usage(existing).free)
+
+
+def cgroup_bytes_left(
+    own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """What the process's control groups (version 2) leave it of memory; None without a limit.
+
+    Args:
+        own: Where the kernel names the process's group.
+        root: Where groups are mounted.
+    """
+    try:
+        names = [line[3:] for line in own.read_text().splitlines() if line.startswith("0::")]
+    except OSError:
+        return None
+    left: list[int] = []
+    for name in names:
+        group = root / name.strip("/")
+        for folder in (group, *group.parents):
+            try:
+                limit = (folder / "memory.max").read_text().strip()
+                if limit != "max":
+                    used = int((folder / "memory.current").read_text())
+                    left.append(max(0, int(limit) - used))
+            except (OSError, ValueError):
+                continue
+    return min(left, default=None)
 
 
 def plan_memory(

@@ -13,6 +13,7 @@ there is no GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -160,6 +161,17 @@ class GpuRunner:
             self._extras.start(start)
         if not plan.steps:
             return LaterResult(partial(StepOutput, plan.step_id))
+        try:
+            return self._enqueue(plan)
+        except Exception:
+            # What was enqueued reads buffers that a step to come writes, and nobody waits for it.
+            if self._device.type == "cuda":
+                with suppress(RuntimeError):
+                    torch.cuda.synchronize(self._device)
+            raise
+
+    def _enqueue(self, plan: StepPlan) -> LaterResult:
+        """Everything of a step, from its inputs to the copy of its results."""
         decodes = [step for step in plan.steps if len(step.token_ids) == 1]
         prefills = [step for step in plan.steps if len(step.token_ids) > 1]
         steps = [*decodes, *prefills]
