@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class HostArena:
-    """The host tier's memory: one anonymous mapping, resident as it is used, or pinned at the start.
+    """The host tier's memory: one anonymous mapping, resident as it is used or pinned.
 
     Attributes:
         num_blocks: Blocks it has room for.
