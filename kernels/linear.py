@@ -1,10 +1,9 @@
 """Matrix products with a fixed fp32 weight on the CPU, for any number of rows.
 
 Two ways. oneDNN's blocked layout serves everywhere. On AMD processors the BLAS that numpy brings,
-usually OpenBLAS, is as good for many rows and reads a weight at memory speed for one, up to twice
-as fast; on Intel's it gains little for one row and takes twice as long for some. And its threads
-and torch's must not fight for the cores: where torch's wait by spinning, which is their default,
-one row takes ten times as long.
+usually OpenBLAS, reads a weight at memory speed for one row, up to twice as fast; on Intel's it
+gains little. Its threads and torch's must not fight for the cores: where torch's wait by spinning,
+which is their default, one row takes ten times as long.
 """
 
 from __future__ import annotations
@@ -84,33 +83,39 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class BlasLinear:
-    """A :class:`Linear` through numpy's BLAS.
+    """A :class:`Linear` that takes one row through numpy's BLAS, and more as :class:`PackedLinear`.
+
+    It holds the weight twice: what is fast for one row makes the threads of two libraries fight
+    over the cores for many.
 
     Attributes:
-        weight: ``[in_features, out_features]``, so that one row is a sum of rows of the weight,
+        row_weight: ``[in_features, out_features]``, so that one row is a sum of rows of the weight,
             which is read from front to back.
-        bias: ``[out_features]`` or None.
-        nbytes: Memory of weight and bias.
+        packed: For more rows.
+        nbytes: Memory of both.
     """
 
-    weight: npt.NDArray[Any]
-    bias: Tensor | None
+    row_weight: npt.NDArray[Any]
+    packed: PackedLinear
     nbytes: int
 
     @classmethod
     def make(cls, weight: Tensor, bias: Tensor | None = None) -> BlasLinear:
-        """Copy a row-major weight ``[out_features, in_features]``, transposed."""
-        nbytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
-        return cls(np.ascontiguousarray(weight.numpy().T), bias, nbytes)
+        """Copy a row-major weight ``[out_features, in_features]``, once for each."""
+        row_weight = np.ascontiguousarray(weight.numpy().T)
+        packed = PackedLinear.make(weight, bias)
+        return cls(row_weight, packed, row_weight.nbytes + packed.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Linear`."""
-        product = torch.from_numpy(np.matmul(x.numpy(), self.weight))
-        return product if self.bias is None else product.add_(self.bias)
+        if x.shape[0] > 1:
+            return self.packed(x)
+        product = torch.from_numpy(np.matmul(x.numpy(), self.row_weight))
+        return product if self.packed.bias is None else product.add_(self.packed.bias)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         """See :class:`Linear`."""
-        return self(x).add_(other)
+        return self.packed.plus(x, other) if x.shape[0] > 1 else self(x).add_(other)
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, blas: bool) -> Linear:
