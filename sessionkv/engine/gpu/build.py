@@ -14,6 +14,7 @@ import torch
 from sessionkv.config import EngineConfig
 from sessionkv.engine.gpu.limits import check_model
 from sessionkv.engine.gpu.runner import GpuRunner
+from sessionkv.engine.gpu.sampling import ROWS_AT_ONCE
 from sessionkv.engine.model_runner import kv_fingerprint
 from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.sizing import (
@@ -33,9 +34,6 @@ from sessionkv.types.sampling import MAX_LOGPROBS
 
 NUMERICS = "gpu 1"
 """Names the arithmetic; to be changed whenever the same weights give other KV bytes."""
-
-_TRIAL_ROWS = 16
-"""As many as sampling with penalties and log-probabilities works on at once."""
 
 
 def load_gpu_runner(
@@ -118,7 +116,7 @@ def _load(
     progress("load", 1, 1)
     geometry = spec.kv_geometry(config.cache.block_size, dtype)
     budget = step_budget(config.scheduler.step_tokens, on_gpu=True)
-    max_running = min(config.scheduler.max_running, budget.shared)
+    max_running = budget.most_running(config.scheduler.max_running)
 
     def runner(num_blocks: int, max_model_len: int) -> GpuRunner:
         return GpuRunner(
@@ -177,7 +175,7 @@ def largest_steps(
 
     whole, rest = divmod(budget.alone, max_len)
     chunks = ([max_len] * whole + [rest] * (rest > 0))[:max_running]
-    singles = [1] * min(_TRIAL_ROWS, max_running)
+    singles = [1] * min(ROWS_AT_ONCE, max_running)
     return [step(1, chunks, ()), step(2, singles, tuple(range(len(chunks))))]
 
 

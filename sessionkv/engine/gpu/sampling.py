@@ -21,7 +21,7 @@ from sessionkv.kernels.logprobs import log_probabilities
 from sessionkv.kernels.sampling import SamplingRows, sample_tokens
 from sessionkv.types import SamplingParams, SequenceStart
 
-_ROWS_AT_ONCE = 16
+ROWS_AT_ONCE = 16
 """Bounds the scratch memory: log-probabilities take about 40 bytes for each logit of such rows."""
 
 
@@ -153,8 +153,8 @@ class ExtraSampling:
             if (extras := self._sequences.get(seq_id)) is not None
         ]
         parts = {}
-        for first in range(0, len(found), _ROWS_AT_ONCE):
-            some = found[first : first + _ROWS_AT_ONCE]
+        for first in range(0, len(found), ROWS_AT_ONCE):
+            some = found[first : first + ROWS_AT_ONCE]
             key = tuple((row, extras, extras.num_masked > 0) for row, extras in some)
             parts[key] = self._parts.get(key) or self._upload(some)
         self._parts = parts

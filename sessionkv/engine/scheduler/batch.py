@@ -24,6 +24,10 @@ class StepBudget:
     alone: int
     shared: int
 
+    def most_running(self, asked: int) -> int:
+        """Sequences that run at once where so many are asked for: a step holds one of each."""
+        return min(asked, self.shared)
+
 
 class Batch:
     """Steps of sequences that already have the blocks they write to.

@@ -92,7 +92,7 @@ class Scheduler:
         self._policy = load_policy
         self._budget = budget
         self._max_model_len = max_model_len
-        self._max_running = min(config.max_running, budget.shared)
+        self._max_running = budget.most_running(config.max_running)
         self._max_queue = config.max_queue
         self._lookup_timeout_s = config.lookup_timeout_ms / 1000.0
         self._desk = TransferDesk(kv)
