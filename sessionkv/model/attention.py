@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sessionkv.kernels.paged_kv import block_index, gather_kv, write_kv, write_layers
+from sessionkv.kernels.paged_kv import block_runs, gather_kv, write_kv, write_layers
 from sessionkv.model.mirror import Mirror
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -32,9 +32,9 @@ class Segment:
         row: Row of the first of them.
         num_rows: How many.
         start: Position of the first.
-        block_ids: The table as far as this step reads blocks, as an index into the pool
-            (:func:`~sessionkv.kernels.paged_kv.block_index`); of no block when the mirror already
-            holds the history.
+        read_runs: The table as far as this step reads blocks
+            (:func:`~sessionkv.kernels.paged_kv.block_runs`); empty when the mirror already holds
+            the history.
         mirror: The sequence's mirror, with room for its new tokens, or None.
         appended: The mirror's part for the new tokens, ``[num_layers, num_rows, 2, kv_heads,
             head_dim]``; None without a mirror.
@@ -46,7 +46,7 @@ class Segment:
     row: int
     num_rows: int
     start: int
-    block_ids: Tensor | slice
+    read_runs: Sequence[slice]
     mirror: Mirror | None
     appended: Tensor | None
     seen: Mapping[int | None, Tensor]
@@ -113,7 +113,7 @@ def make_segment(
         row=row,
         num_rows=num_rows,
         start=start,
-        block_ids=block_index(block_table[: -(-num_read // block_size)]),
+        read_runs=block_runs(block_table[: -(-num_read // block_size)]),
         mirror=mirror,
         appended=appended,
         seen=seen,
@@ -230,9 +230,9 @@ def _seen(layer: int, kv: Tensor, segment: Segment, pool: Tensor, window: int | 
     mirror = segment.mirror
     if mirror is None or segment.appended is None:
         out = pool.new_empty((2, pool.shape[3], segment.end, pool.shape[5]))
-        gather_kv(pool, layer, segment.block_ids, out)
+        gather_kv(pool, layer, segment.read_runs, out)
         return out[:, :, None, first_key(segment.start, window) :]
     if mirror.num_tokens < segment.start:
-        gather_kv(pool, layer, segment.block_ids, mirror.data[layer, :, :, : segment.start])
+        gather_kv(pool, layer, segment.read_runs, mirror.data[layer, :, :, : segment.start])
     segment.appended[layer].copy_(kv)
     return segment.seen[window][layer]

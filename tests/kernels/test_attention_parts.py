@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sessionkv.kernels.attention_parts import gather_kv_layer, merge_attention
-from sessionkv.kernels.paged_kv import gather_kv
+from sessionkv.kernels.paged_kv import block_runs, gather_kv
 from tests.builders.paged import LAYER, paged_batch
 
 
@@ -33,7 +33,8 @@ def test_gather_reads_the_first_positions_and_nothing_else(
         batch.pool, LAYER, block_table=table, num_tokens=length, out=scratch[:, :, :length]
     )
     wanted = torch.empty((2, 2, length, head_dim), dtype=dtype, device=device)
-    gather_kv(batch.pool, LAYER, table[: -(-length // block_size)].long(), wanted)
+    runs = block_runs(table[: -(-length // block_size)].tolist())
+    gather_kv(batch.pool, LAYER, runs, wanted)
     assert torch.equal(scratch[:, :, :length], wanted)
     assert (scratch[:, :, length:] == 7.0).all()
 

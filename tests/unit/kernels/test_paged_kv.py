@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
-from sessionkv.kernels.paged_kv import copy_slots, gather_kv, write_kv, write_layers
+from sessionkv.kernels.paged_kv import block_runs, copy_slots, gather_kv, write_kv, write_layers
 
 LAYERS, HEADS, BLOCK, DIM = 2, 3, 4, 8
 
@@ -41,12 +42,19 @@ def test_write_of_all_layers_equals_one_after_the_other() -> None:
     assert torch.equal(pool, expected)
 
 
-def test_gather_reads_positions_in_table_order() -> None:
+def test_runs_are_the_blocks_that_adjoin() -> None:
+    table = [4, 5, 6, 0, 1, 9, 3, 2]
+    runs = block_runs(table)
+    assert runs == (slice(4, 7), slice(0, 2), slice(9, 10), slice(3, 4), slice(2, 3))
+    assert block_runs([]) == ()
+
+
+@pytest.mark.parametrize("table", [[5, 0, 3], [1, 2, 3], [3, 4, 0]])
+def test_gather_reads_positions_in_table_order(table: list[int]) -> None:
     pool = numbered_pool(6)
-    table = [5, 0, 3]
     for count in range(1, 3 * BLOCK + 1):
         out = torch.empty(2, HEADS, count, DIM)
-        gather_kv(pool, 1, torch.tensor(table[: -(-count // BLOCK)]), out)
+        gather_kv(pool, 1, block_runs(table[: -(-count // BLOCK)]), out)
         for p in range(count):
             assert torch.equal(out[:, :, p], pool[table[p // BLOCK], 1, :, :, p % BLOCK])
 
@@ -54,7 +62,7 @@ def test_gather_reads_positions_in_table_order() -> None:
 def test_gather_writes_into_a_view_of_a_larger_buffer() -> None:
     pool = numbered_pool(3)
     buffer = torch.full((2, HEADS, 20, DIM), -1.0)
-    gather_kv(pool, 0, torch.tensor([2, 1]), buffer[:, :, :7])
+    gather_kv(pool, 0, block_runs([2, 1]), buffer[:, :, :7])
     assert torch.equal(buffer[:, :, 4:7], pool[1, 0, :, :, :3])
     assert bool((buffer[:, :, 7:] == -1).all())
 
