@@ -7,6 +7,9 @@ VENV ?= .venv
 PIP_ARGS ?=
 # Passed to pytest, e.g. PYTEST_ARGS="-m 'not slow' tests/unit".
 PYTEST_ARGS ?=
+# Processes that share the tests; 0 is none beside pytest's own. Two are enough, as many tests start
+# processes themselves; on one GPU they would be in each other's way.
+WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
@@ -27,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: setup  ## Run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 check: setup  ## Lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from sessionkv.types import (
     BlockHash,
@@ -15,6 +19,14 @@ from sessionkv.types import (
     KVGeometry,
     NodeRecord,
 )
+
+
+@contextmanager
+def memory_store() -> Iterator[Path]:
+    """A store directory in memory where there is such a place: how fast a disk is is not tested."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="sessionkv-test-", dir=place) as folder:
+        yield Path(folder)
 
 
 def node(node_id: int, parent_id: int | None = None, **values: object) -> NodeRecord:

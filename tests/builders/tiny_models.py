@@ -109,9 +109,9 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def prepare_tiny(variant: str, folder: Path, *, seed: int = 7) -> PreparedModel:
-    """Save and prepare a variant below ``folder``."""
-    saved = save_model(hugging_face_model(variant, seed=seed), folder / "model")
+def prepare_tiny(variant: str, folder: Path, *, seed: int = 7, **shape: object) -> PreparedModel:
+    """Save and prepare a variant below ``folder``; ``shape`` as in :func:`hugging_face_model`."""
+    saved = save_model(hugging_face_model(variant, seed=seed, **shape), folder / "model")
     return prepare_model(str(saved), cache_dir=folder / "cache", offline=True)
 
 

@@ -1,11 +1,8 @@
 """Random conversations over whole engines: whatever is evicted, fetched or lost, warm is cold."""
 
-import os
 import random
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +15,9 @@ from sessionkv.engine.device_memory import Copy, Copying
 from tests.builders.deferred_device import DeferredDevice
 from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine, oracle
 from tests.builders.random_sessions import Mix, Tally, run_sessions
+from tests.builders.store import memory_store
 
 MIB = 2**20
-
-
-@contextmanager
-def memory_store() -> Iterator[Path]:
-    """A store directory in memory where there is such a place: how fast a disk is is not tested."""
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="sessionkv-test-", dir=place) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

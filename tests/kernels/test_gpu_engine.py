@@ -99,7 +99,7 @@ def push_out(engine: Client, num_tokens: int) -> None:
 def test_on_the_device_forked_with_a_tail_that_is_shared_and_rewound(
     opened: Opened, cold: Client
 ) -> None:
-    with opened() as engine:
+    with opened(step_tokens=8) as engine:
         talk = Talk(engine, cold, "a")
         assert talk.turn(tokens(6, 1)) == (0, 0, 0, 6)
         engine.session("a").fork("b")
@@ -116,14 +116,14 @@ def test_on_the_device_forked_with_a_tail_that_is_shared_and_rewound(
 
 
 def test_through_host_memory_disk_and_a_restart(opened: Opened, cold: Client) -> None:
-    with opened(blocks=4, host_blocks=8, disk=True) as engine:
+    with opened(blocks=4, host_blocks=8, disk=True, step_tokens=8) as engine:
         talk = Talk(engine, cold, "a")
         talk.turn(tokens(7, 1), 2)
         push_out(engine, 15)
         assert talk.turn([8], 2) == (0, 8, 0, 2)
         engine.flush()
         engine.assert_ledger()
-    with opened(blocks=4, host_blocks=0, disk=True) as engine:
+    with opened(blocks=4, host_blocks=0, disk=True, step_tokens=8) as engine:
         talk = Talk(engine, cold, "a", talk.log)
         assert talk.turn([9], 2) == (0, 0, 11, 2)
         engine.assert_ledger()
@@ -132,11 +132,11 @@ def test_through_host_memory_disk_and_a_restart(opened: Opened, cold: Client) ->
 def test_preempted_with_penalties_and_seeds(opened: Opened, cold: Client) -> None:
     gate = StepGate()
     sampling = [
-        drawn(13, seed, repetition_penalty=1.3, frequency_penalty=0.5, min_tokens=4, logprobs=1)
+        drawn(9, seed, repetition_penalty=1.3, frequency_penalty=0.5, min_tokens=4, logprobs=1)
         for seed in (1, 2)
     ]
     prompts = [tokens(3, 1), tokens(3, 2)]
-    with opened(gate, blocks=5, host_blocks=8) as engine:
+    with opened(gate, blocks=4, host_blocks=8, step_tokens=8) as engine:
         turns = []
         for i in range(2):
             turns.append(

@@ -16,10 +16,21 @@ from tests.builders.tiny_models import Driver, make_runner, prepare_tiny, start,
 
 B = 8
 BLOCKS = 32
+# Layers and heads are what an interpreter pays for. Every number of key heads and of query heads
+# for each occurs in the tests of the kernels; here there is one of each kind.
+LAYERS = {"num_hidden_layers": 2}
+TWO_OF_TWO = LAYERS | {"num_attention_heads": 4, "num_key_value_heads": 2}
+TWO_OF_ONE = LAYERS | {"num_attention_heads": 2, "num_key_value_heads": 2}
+ONE_OF_THREE = LAYERS | {"num_attention_heads": 3, "num_key_value_heads": 1}
 
 
-def gpu_runner(prepared: PreparedModel, device: torch.device) -> GpuRunner:
-    """In fp32, so that it can be compared with the CPU's."""
+def gpu_runner(
+    prepared: PreparedModel, device: torch.device, *, max_step_tokens: int = 64
+) -> GpuRunner:
+    """In fp32, so that it can be compared with the CPU's.
+
+    Prompts are padded to 16 rows, or to ``max_step_tokens`` where it is less.
+    """
     spec = prepared.spec
     weights = WeightFiles(prepared.folder, spec, device=device, neighbours=False)
     runner = GpuRunner(
@@ -28,7 +39,7 @@ def gpu_runner(prepared: PreparedModel, device: torch.device) -> GpuRunner:
         geometry=spec.kv_geometry(B),
         num_blocks=BLOCKS,
         max_model_len=256,
-        max_step_tokens=64,
+        max_step_tokens=max_step_tokens,
         max_running=4,
         device=device,
     )
@@ -38,7 +49,7 @@ def gpu_runner(prepared: PreparedModel, device: torch.device) -> GpuRunner:
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
-    return prepare_tiny("qwen3", tmp_path_factory.mktemp("qwen"))
+    return prepare_tiny("qwen3", tmp_path_factory.mktemp("qwen"), **TWO_OF_TWO)
 
 
 def conversation(runner: GpuRunner | ModelRunner, **changes: object) -> list[StepOutput]:
@@ -81,24 +92,30 @@ def ids(outputs: list[StepOutput]) -> list[dict[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("variant", "sampling"),
+    ("variant", "shape", "sampling"),
     [
-        ("mistral-head-dim", {}),
+        ("mistral-head-dim", ONE_OF_THREE, {}),
         (
             "qwen3",
+            TWO_OF_TWO,
             {"temperature": 1.5, "seed": 2**64 - 3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
         ),
         (
             "llama-head-dim",
+            TWO_OF_ONE,
             {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "logit_bias": {9: 4.0}},
         ),
     ],
     ids=["greedy", "drawn", "penalties"],
 )
 def test_tokens_equal_the_cpus(
-    tmp_path: Path, device: torch.device, variant: str, sampling: dict[str, object]
+    tmp_path: Path,
+    device: torch.device,
+    variant: str,
+    shape: dict[str, int],
+    sampling: dict[str, object],
 ) -> None:
-    tiny = prepare_tiny(variant, tmp_path)
+    tiny = prepare_tiny(variant, tmp_path, **shape)
     found = conversation(gpu_runner(tiny, device), **sampling)
     assert ids(found) == ids(conversation(make_runner(tiny, block_size=B), **sampling))
 
@@ -107,15 +124,15 @@ def test_a_bad_number_fails_only_its_own_sequence(
     qwen: PreparedModel, device: torch.device
 ) -> None:
     runner = gpu_runner(qwen, device)
-    bad, good = tokens(20, 1), tokens(9, 2)
-    steps = [step(1, 0, bad, [1, 2, 3]), step(2, 0, good, [4, 5], sample=True)]
+    bad, good = tokens(10, 1), tokens(3, 2)
+    steps = [step(1, 0, bad, [1, 2]), step(2, 0, good, [4], sample=True)]
     expected = Driver(runner).run(starts=[start(1, bad), start(2, good)], steps=steps)
     Driver(runner).run(ends=(1, 2))
     memory = bytearray(b"\xff" * runner.geometry.block_bytes)  # not a number, in any dtype
     runner.memory.copy_in([(6, memoryview(memory))], runner.memory.fence()).wait()
     output = Driver(runner).run(
         starts=[start(1, bad, [6], cached=8), start(2, good)],
-        steps=[step(1, 8, bad[8:], [2, 3]), step(2, 0, good, [4, 5], sample=True)],
+        steps=[step(1, 8, bad[8:], [2]), step(2, 0, good, [4], sample=True)],
     )
     assert set(output.failed) == {1}
     assert output.sampled == expected.sampled
@@ -123,7 +140,7 @@ def test_a_bad_number_fails_only_its_own_sequence(
     output = Driver(runner).run(
         starts=[start(3, bad[:9], [6], cached=8)],
         steps=[
-            step(2, 9, [output.sampled[2].token_id], sample=True),
+            step(2, 3, [output.sampled[2].token_id], sample=True),
             step(3, 8, bad[8:9], [7], sample=True),
         ],
     )
@@ -168,7 +185,7 @@ def test_extras_of_some_leave_the_others_as_they_are(
 
 
 def test_a_chunk_of_one_token_samples_nothing(qwen: PreparedModel, device: torch.device) -> None:
-    runner, prompt = gpu_runner(qwen, device), tokens(5, 3)
+    runner, prompt = gpu_runner(qwen, device, max_step_tokens=6), tokens(5, 3)
     run = Driver(runner).run
     whole = run(starts=[start(1, prompt)], steps=[step(1, 0, prompt, [1], sample=True)])
     first = run(starts=[start(2, prompt)], steps=[step(2, 0, prompt[:1], [3])])
@@ -178,7 +195,7 @@ def test_a_chunk_of_one_token_samples_nothing(qwen: PreparedModel, device: torch
 
 
 def test_rows_are_used_again_and_run_out(qwen: PreparedModel, device: torch.device) -> None:
-    runner, prompt = gpu_runner(qwen, device), tokens(5)
+    runner, prompt = gpu_runner(qwen, device, max_step_tokens=6), tokens(5)
     run = Driver(runner).run
     first = run(starts=[start(1, prompt)], steps=[step(1, 0, prompt, [1], sample=True)])
     run(starts=[start(i, prompt) for i in (2, 3, 4)])
@@ -193,7 +210,7 @@ def test_rows_are_used_again_and_run_out(qwen: PreparedModel, device: torch.devi
 
 
 def test_blocks_moved_as_bytes_continue_the_same(qwen: PreparedModel, device: torch.device) -> None:
-    runner, prompt = gpu_runner(qwen, device), tokens(20, 3)
+    runner, prompt = gpu_runner(qwen, device, max_step_tokens=20), tokens(18, 3)
     run = Driver(runner).run
     expected = run(starts=[start(1, prompt)], steps=[step(1, 0, prompt, [1, 2, 3], sample=True)])
     extents = [memoryview(bytearray(runner.geometry.block_bytes)) for _ in range(2)]
