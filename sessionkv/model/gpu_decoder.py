@@ -47,6 +47,7 @@ class GpuDecoder:
         table = cos_sin_table(spec.rope, spec.head_dim, max_model_len)
         self._cos_sin = table.to(self._embedding.device)
         self._attention = GpuAttention(
+            num_heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             dtype=self._embedding.dtype,
@@ -55,6 +56,11 @@ class GpuDecoder:
         self.weights_bytes = self._embedding.nbytes + (0 if output is None else output.nbytes)
         for layer in self._layers:
             self.weights_bytes += sum(w.nbytes for w in matrices(layer))
+
+    @torch.inference_mode()
+    def plan_calls(self) -> None:
+        """Let libraries plan, for this thread, what they would otherwise in a step."""
+        self._attention.plan_calls()
 
     @torch.inference_mode()
     def forward(self, batch: GpuBatch, pool: Tensor) -> Tensor:

@@ -127,6 +127,18 @@ class GpuRunner:
             done_before = len(self._chunks.sizes)
             self.graphs.capture(lambda done: progress(done_before + done, total))
 
+    @torch.inference_mode()
+    def prepare_thread(self) -> None:
+        """See :class:`~sessionkv.engine.runner.Runner`: handles and plans of libraries.
+
+        Before any plan, as the step that is run for them leaves numbers in the pool.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # each thread starts with the first GPU
+            self._decoder.plan_calls()
+            self._compute_chunk(self._chunks.sizes[0])
+            torch.cuda.synchronize(self._device)
+
     def close(self) -> None:
         """Let go of the model, the graphs and the pool."""
         self.memory.close()
@@ -150,8 +162,6 @@ class GpuRunner:
 
         But for uploads that are rare: of starts, copies, and changes of what is sampled otherwise.
         """
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # of this thread, which starts with the first GPU
         for seq_id in plan.ends:
             self._inputs.rows.end(seq_id)
             self._extras.end(seq_id)
