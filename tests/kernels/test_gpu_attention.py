@@ -209,8 +209,8 @@ def test_layers_with_a_window_are_left_to_the_paged_kernel(device: torch.device)
     assert library.calls == []
 
 
-def test_without_a_library_nothing_is_divided() -> None:
-    batch = paged_batch([(8, 60)], block_size=8)
+def test_without_a_library_nothing_is_divided(device: torch.device) -> None:
+    batch = paged_batch([(8, 60)], block_size=8, device=device)  # fp32, which no library takes
     found, divided = attend(attention_for(batch, None), batch)
     assert divided is None
     assert_is_attention(found, batch)
