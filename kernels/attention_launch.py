@@ -144,12 +144,9 @@ def plan_work(
     if batch.query_starts is not None:
         # Each sequence's last tile may have a single row.
         num_tiles = max(num_tokens - num_seqs, 0) // tokens + num_seqs
-    seen, least = batch.max_seq_len, _NARROW_LEAST if tile.is_narrow else _WIDE_LEAST
-    if batch.window is not None:
-        seen = min(seen, batch.window + tokens - 1)
+    least = _NARROW_LEAST if tile.is_narrow else _WIDE_LEAST
     extra = choose_extra(tile, kv_heads, sms=num_sms(device))
-    if num_splits is None and seen <= least:
-        num_splits = 1
+    # Also where nothing is long enough to be divided: one variant of the kernels to compile less.
     if num_splits is None:
         num_items = num_tiles + extra
     else:

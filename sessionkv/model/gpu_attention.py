@@ -134,10 +134,17 @@ class GpuAttention:
             paged_decode(rows, pool, layer, **arguments, work=work, out=out[:num_decode])
         if prefill is not None:
             rows, to = queries[num_decode:], out[num_decode:]
+            # Also where nothing is merged: one variant of the kernels to compile less.
+            logs = torch.empty(rows.shape[:2], dtype=torch.float32, device=rows.device)
             if divided is None or window is not None:
-                _attend_paged(rows, pool, layer, step=step, prefill=prefill, window=window, out=to)
+                _attend_paged(
+                    rows, pool, layer, step=step, prefill=prefill, window=window, out=to,
+                    log_sums=logs,
+                )  # fmt: skip
             else:
-                self._attend_divided(rows, pool, layer, step=step, divided=divided, out=to)
+                self._attend_divided(
+                    rows, pool, layer, step=step, divided=divided, out=to, log_sums=logs
+                )
         return out
 
     def _attend_divided(
@@ -149,10 +156,10 @@ class GpuAttention:
         step: AttentionStep,
         divided: DividedPrefill,
         out: Tensor,
+        log_sums: Tensor,
     ) -> None:
         if self._fused is None:
             raise ValueError("the step was divided for another model")
-        logs = torch.empty(queries.shape[:2], dtype=torch.float32, device=queries.device)
         for number, part in enumerate(divided.paged):
             _attend_paged(
                 queries[part.rows],
@@ -162,10 +169,10 @@ class GpuAttention:
                 prefill=part.prefill,
                 window=None,
                 out=out[part.rows],
-                log_sums=logs[part.rows],
+                log_sums=log_sums[part.rows],
                 key=number,
             )
-        self._fused.attend(queries, pool, layer, fused=divided.fused, out=out, log_sums=logs)
+        self._fused.attend(queries, pool, layer, fused=divided.fused, out=out, log_sums=log_sums)
 
 
 def _attend_paged(
@@ -177,7 +184,7 @@ def _attend_paged(
     prefill: PrefillRows,
     window: int | None,
     out: Tensor,
-    log_sums: Tensor | None = None,
+    log_sums: Tensor,
     key: str | int = "prefill",
 ) -> None:
     """The paged kernel over the step's prefill, or over a part of it when it is divided."""

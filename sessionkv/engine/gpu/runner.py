@@ -122,6 +122,7 @@ class GpuRunner:
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile kernels and capture the graphs; ``progress`` is told how many of how many."""
         with torch.inference_mode():
+            self._copy([BlockCopy(0, 0, 1)])  # to itself
             total = len(self.graphs.sizes) + len(self._chunks.sizes)
             self._chunks.capture(lambda done: progress(done, total))
             done_before = len(self._chunks.sizes)
