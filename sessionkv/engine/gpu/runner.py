@@ -228,14 +228,14 @@ class GpuRunner:
 
     def _decode(self, num_rows: int) -> None:
         """One token of each row, sampled: what a graph holds."""
-        hidden = self._decoder.forward(self._inputs.decodes(num_rows), self.pool)
-        self._results.put_unusable(hidden)
+        hidden, checked = self._decoder.forward(self._inputs.decodes(num_rows), self.pool)
+        self._results.put_unusable(checked)
         self._sample(hidden)
 
     def _compute_chunk(self, size: ChunkSize) -> None:
         """Any tokens of each sequence, a token sampled of each: what another graph holds."""
-        hidden = self._decoder.forward(self._inputs.chunk(size), self.pool)
-        self._results.put_unusable(hidden)
+        hidden, checked = self._decoder.forward(self._inputs.chunk(size), self.pool)
+        self._results.put_unusable(checked)
         self._sample(hidden[self._inputs.sampled(size[1])])
 
     def _compute_mixed(
@@ -245,10 +245,10 @@ class GpuRunner:
         num_samples: int,
     ) -> None:
         batch = self._inputs.fill_mixed(decodes, prefills)
-        hidden = self._decoder.forward(batch, self.pool)
-        self._results.put_unusable(hidden)
+        hidden, checked = self._decoder.forward(batch, self.pool)
+        self._results.put_unusable(checked)
         if num_samples:
-            self._sample(hidden[self._inputs.sampled(num_samples)])
+            self._sample(hidden)
 
     def _sample(self, hidden: Tensor) -> None:
         num_rows = hidden.shape[0]
