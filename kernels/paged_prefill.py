@@ -17,6 +17,7 @@ from sessionkv.kernels.attention_arguments import (
     check_range,
 )
 from sessionkv.kernels.attention_launch import (
+    NARROW_ROWS,
     Batch,
     Tile,
     Work,
@@ -137,7 +138,9 @@ def _plan(
 ) -> Work:
     num_tokens, num_heads, _ = queries.shape
     kv_heads = pool.shape[3]
-    rows = max_query_len * (num_heads // kv_heads)
+    # Never the narrow tile: each tile is compiled when it is first used, and this one would be so
+    # late, for steps of hundreds of sequences with a few tokens each.
+    rows = max(max_query_len * (num_heads // kv_heads), NARROW_ROWS + 1)
     return plan_work(
         batch,
         num_tokens=num_tokens,

@@ -24,7 +24,9 @@ from sessionkv.kernels.attention_parts import gather_kv_layer, merge_attention
 from sessionkv.kernels.paged_decode import decode_work, paged_decode
 from sessionkv.kernels.paged_prefill import paged_prefill
 from sessionkv.kernels.reference import ragged_attention
-from sessionkv.model.gpu_attention import FusedSizes, GpuAttention, cudnn_attention
+from sessionkv.model.divided_prefill import FusedSizes
+from sessionkv.model.fused_prefill import cudnn_attention
+from sessionkv.model.gpu_attention import GpuAttention
 from sessionkv.model.gpu_batch import GpuBatch, PrefillRows
 
 ABOUT = "attention on the device: decoding in GB/s of keys and values, prefill in TFLOP/s"
@@ -204,7 +206,7 @@ def measure_model(
 ) -> float:
     """TFLOP/s of a layer as a model computes it, whichever ways its rows go."""
     attention = GpuAttention(
-        kv_heads=KV_HEADS, head_dim=DIM, dtype=queries.dtype, device=queries.device
+        num_heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, dtype=queries.dtype, device=queries.device
     )
     num_new, nothing = queries.shape[0], torch.empty(0)
     rows = PrefillRows(**batch, lengths=((num_new, length),))
@@ -224,15 +226,17 @@ def measure_planning() -> None:
     """Print how long the library takes to plan a shape that it has not seen."""
     sizes = FusedSizes()
     shape = (KV_HEADS, sizes.pieces[0], DIM)
-    queries = torch.randn(sizes.rows, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    most = max(sizes.rows, *sizes.squares)
+    queries = torch.randn(most, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
     keys = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    for number in (*sizes.pieces, sizes.pieces[-1]):
+    for rows, number, causal in (*sizes.calls(), *sizes.calls()):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        cudnn_attention(queries, keys[:, :number], keys[:, :number])
+        seen = keys[:, :number]
+        cudnn_attention(queries[:rows], seen, seen, causal=causal)
         torch.cuda.synchronize()
         passed = (time.perf_counter() - start) * 1e3
-        print(f"  {sizes.rows} rows over {number:,}, as it comes {passed:32.2f} ms", flush=True)
+        print(f"  {rows} rows over {number:,}, as it comes {passed:32.2f} ms", flush=True)
 
 
 def torch_ways(

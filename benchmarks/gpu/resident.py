@@ -94,17 +94,21 @@ def first_token(bench: Bench) -> list[Row]:
 
 
 def cold_prompt(bench: Bench, *, length: int, count: int) -> list[Row]:
-    """First token of a prompt that nothing is known of."""
+    """First token of a prompt that nothing is known of, and core's share of that time."""
 
-    def one(sample: int) -> float:
+    def one(sample: int) -> tuple[float, float]:
         trace = bench.ask(bench.tokens(length, "cold", length, sample))
         if trace.cache.cached_tokens > length // 8:  # first tokens may be alike by chance
             raise RuntimeError(f"{trace.cache.cached_tokens} tokens of a new prompt were cached")
-        return trace.ttft_ms
+        return trace.ttft_ms, trace.cache.prefill_ms
 
     bar = bench.bar("<=", COLD_BARS_MS.get(length, 0.0))
-    samples = bench.repeat(count, one)
-    return [median_row(f"cold prompt of {length:,}", samples, "ms", bound=bar)]
+    first, computing = zip(*bench.repeat(count, one), strict=True)
+    name = f"cold prompt of {length:,}"
+    return [
+        median_row(name, first, "ms", bound=bar),
+        median_row(f"{name}: from admission on", computing, "ms"),
+    ]
 
 
 def next_turn(bench: Bench, *, history: int) -> list[Row]:

@@ -109,6 +109,16 @@ def measure_kernels(name: str, disk: Path) -> list[Row]:
     return [replace(row, name=f"{name}: {row.name}") for row in rows]
 
 
+def _gaps(setting: Setting) -> list[Row]:
+    return in_child(measure_gaps, setting.model_folder(setting.model), setting.disk)
+
+
+def measure_gaps(folder: Path, disk: Path) -> list[Row]:
+    """Traces of one engine's core. Loads torch."""
+    rows: list[Row] = importlib.import_module("benchmarks.gpu.gaps").measure(folder, disk)
+    return rows
+
+
 # -- on engines of the main model -----------------------------------------------------------------
 
 
@@ -181,12 +191,13 @@ REQUEST_CASES: dict[str, Case] = {
     f"requests-{name.replace(' ', '-')}": partial(requests_at_once, shift=shift, name=name)
     for shift, name in enumerate(("first", "other tokens", "other tokens again"))
 }
-GPU_ONLY = ("machine", "kernels")
+GPU_ONLY = ("machine", "kernels", "gaps")
 ABOUT = {
     "check": "the same turn with its history on the device, in host memory and on disk",
     "machine": "what the machine can do",
     "resident": "everything on the device: decoding, first tokens, prompts, next turns",
     "tiers": "a device for a part: host memory, others meanwhile, pressure, disk after kill -9",
+    "gaps": "the device's idle time while core decodes",
     "requests": "many requests at once",
     "parity": "log-probabilities against transformers'",
     "text": "decoding where every token has a text",
@@ -200,6 +211,7 @@ STAGES: dict[str, Stage] = {
         ABOUT["resident"], lambda told: [*resident_cases(told.scale), "start"], _resident
     ),
     "tiers": Stage(ABOUT["tiers"], lambda told: list(_tier_cases(told)), _tiers),
+    "gaps": _alone("gaps", {"trace": _gaps}),
     "requests": Stage(ABOUT["requests"], partial(_on_any, REQUEST_CASES), _requests),
     "parity": _alone("parity", {"transformers": parity}),
     "text": Stage(ABOUT["text"], lambda told: list(_text_cases(told)), _text),

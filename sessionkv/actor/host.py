@@ -58,8 +58,9 @@ class EngineHost:
         self._thread = threading.Thread(target=self._core.run, name="core", daemon=True)
 
     def start(self) -> None:
-        """Start the step loop."""
+        """Start the step loop; returns when it has what it needs of its thread."""
         self._thread.start()
+        self._core.ready.wait()
 
     def pass_on(self) -> None:
         """Hand what the front has for core to core. The front's thread."""

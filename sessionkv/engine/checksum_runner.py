@@ -237,6 +237,9 @@ class ChecksumRunner:
         """Forget all sequences; views handed out stay valid."""
         self._running.clear()
 
+    def prepare_thread(self) -> None:
+        """Nothing: no thread has anything for itself."""
+
     def launch(self, plan: StepPlan) -> LaterResult:
         """See :class:`~sessionkv.engine.runner.Runner`."""
         return LaterResult(partial(self.execute, plan))

@@ -12,6 +12,7 @@ ends that step's turns, and what escapes from the loop ends the engine with ever
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -77,6 +78,7 @@ class Core:
 
     Attributes:
         inbox: For everybody who has something to say to core.
+        ready: Set when the loop begins, or has failed before.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Core:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.inbox = inbox
+        self.ready = threading.Event()
         self._parts = parts
         self._front = front
         self._clock = clock
@@ -110,6 +113,7 @@ class Core:
         """Loop until drained; answers every turn before it returns."""
         error: SessionKVError | None = None
         try:
+            self._prepare()
             while not self._drainer.is_done(self._clock()):
                 self._take_in()
                 self._step()
@@ -122,6 +126,12 @@ class Core:
         self._turns.drop_all(error or EngineClosed("the engine is closed"), self._clock())
         self._turns.out.append(CoreStopped(error, self._drainer.report))
         self._emit()
+
+    def _prepare(self) -> None:
+        try:
+            self._parts.runner.prepare_thread()
+        finally:
+            self.ready.set()
 
     # One round -------------------------------------------------------------------------------
 

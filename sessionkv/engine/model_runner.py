@@ -134,6 +134,9 @@ class ModelRunner:
         self._sequences.clear()
         del self._decoder, self._pool, self._memory
 
+    def prepare_thread(self) -> None:
+        """Nothing: no thread has anything for itself."""
+
     def launch(self, plan: StepPlan) -> LaterResult:
         """See :class:`~sessionkv.engine.runner.Runner`."""
         return LaterResult(partial(self.execute, plan))

@@ -78,6 +78,10 @@ class Runner(Protocol):
         """Whether to plan the next step before the last is collected; no where nothing is won."""
         ...
 
+    def prepare_thread(self) -> None:
+        """Make what a thread has for itself, so that no step does; once, on the step loop's."""
+        ...
+
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Begin with one plan.
 

@@ -56,6 +56,19 @@ class PrefillRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The rows of a step from which tokens are sampled: each the last one of its sequence.
+
+    Attributes:
+        rows: ``[count]`` int64: which of the batch's.
+        last: The same rows by themselves, in the same order, as if each were decoded.
+    """
+
+    rows: Tensor
+    last: DecodeRows
+
+
+@dataclass(frozen=True, slots=True)
 class GpuBatch:
     """One step's rows: first those that decode, then those that prefill.
 
@@ -65,6 +78,7 @@ class GpuBatch:
         slots: ``[num_tokens]`` int64: ``block_id * block_size + slot``; -1 writes nothing.
         decode: The first rows, or None.
         prefill: The others, or None.
+        sampled: The only rows whose hidden states are wanted; None is all.
     """
 
     token_ids: Tensor
@@ -72,3 +86,4 @@ class GpuBatch:
     slots: Tensor
     decode: DecodeRows | None
     prefill: PrefillRows | None
+    sampled: SampledRows | None = None

@@ -9,6 +9,8 @@ nothing is asked of the host, so a pass may be captured in a CUDA graph as it st
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,7 @@ class GpuDecoder:
         table = cos_sin_table(spec.rope, spec.head_dim, max_model_len)
         self._cos_sin = table.to(self._embedding.device)
         self._attention = GpuAttention(
+            num_heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             dtype=self._embedding.dtype,
@@ -57,8 +60,16 @@ class GpuDecoder:
             self.weights_bytes += sum(w.nbytes for w in matrices(layer))
 
     @torch.inference_mode()
-    def forward(self, batch: GpuBatch, pool: Tensor) -> Tensor:
+    def plan_calls(self) -> None:
+        """Let libraries plan, for this thread, what they would otherwise in a step."""
+        self._attention.plan_calls()
+
+    @torch.inference_mode()
+    def forward(self, batch: GpuBatch, pool: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the new tokens of a step, and write their KV into the pool.
+
+        Of rows that are not wanted the last layer computes keys and values only: a prompt costs a
+        layer less.
 
         Args:
             batch: The rows.
@@ -66,12 +77,15 @@ class GpuDecoder:
                 dtype.
 
         Returns:
-            Normalised hidden states, ``[num_tokens, hidden]``; see :meth:`logits`.
+            Normalised hidden states of the wanted rows, ``[rows, hidden]``, see :meth:`logits`; and
+            ``[num_tokens, hidden]``, where every row holds a number that is not finite if its KV
+            does.
         """
         spec, eps = self.spec, self.spec.rms_eps
         heads = spec.num_heads + 2 * spec.num_kv_heads
         step = self._attention.begin(batch, pool.shape[4])
         residual = self._embedding[batch.token_ids]
+        entered: Tensor | None = None
         x = rms_norm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
             if index:
@@ -88,6 +102,13 @@ class GpuDecoder:
                 pool=pool,
                 layer=index,
             )
+            if index == len(self._layers) - 1 and batch.sampled is not None:
+                entered, wanted = residual, batch.sampled
+                if not wanted.rows.shape[0]:
+                    return residual[:0], entered
+                residual, queries = residual[wanted.rows], queries[wanted.rows]
+                rows = replace(batch, decode=wanted.last, prefill=None, sampled=None)
+                step = self._attention.begin(rows, pool.shape[4])
             attended = self._attention.attend(
                 queries, pool, index, step=step, window=spec.windows[index]
             )
@@ -95,7 +116,8 @@ class GpuDecoder:
             x = add_rms_norm(x, residual, layer.post_norm, eps)
             x = gated_linear(x, layer.gate_up, layer.gate_up_bias)
             x = linear(x, layer.down, layer.down_bias)
-        return add_rms_norm(x, residual, self._final_norm, eps)
+        hidden = add_rms_norm(x, residual, self._final_norm, eps)
+        return hidden, hidden if entered is None else entered
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, *, out: Tensor) -> Tensor:

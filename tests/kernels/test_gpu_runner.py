@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sessionkv.engine.gpu import graphs
 from sessionkv.engine.gpu.runner import GpuRunner
 from sessionkv.engine.model_runner import ModelRunner
 from sessionkv.errors import SessionKVError
@@ -45,6 +46,13 @@ def gpu_runner(
     )
     runner.warm_up(lambda done, total: None)
     return runner
+
+
+@pytest.fixture(params=[False, True], ids=["small", "large"])
+def steps_are_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of steps that compute several tokens of a sequence: as graphs have them, or not."""
+    if request.param:
+        monkeypatch.setattr(graphs, "_CHUNK_ROWS", (2,))
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +116,7 @@ def ids(outputs: list[StepOutput]) -> list[dict[int, int]]:
     ],
     ids=["greedy", "drawn", "penalties"],
 )
+@pytest.mark.usefixtures("steps_are_large")
 def test_tokens_equal_the_cpus(
     tmp_path: Path,
     device: torch.device,
@@ -120,6 +129,7 @@ def test_tokens_equal_the_cpus(
     assert ids(found) == ids(conversation(make_runner(tiny, block_size=B), **sampling))
 
 
+@pytest.mark.usefixtures("steps_are_large")
 def test_a_bad_number_fails_only_its_own_sequence(
     qwen: PreparedModel, device: torch.device
 ) -> None:
@@ -184,6 +194,7 @@ def test_extras_of_some_leave_the_others_as_they_are(
     assert [[len(o.sampled[i].logprobs) for i in range(3)] for o in found] == [[3, 0, 0]] * 2
 
 
+@pytest.mark.usefixtures("steps_are_large")
 def test_a_chunk_of_one_token_samples_nothing(qwen: PreparedModel, device: torch.device) -> None:
     runner, prompt = gpu_runner(qwen, device, max_step_tokens=6), tokens(5, 3)
     run = Driver(runner).run

@@ -272,13 +272,21 @@ def test_nan_in_what_is_seen_is_not_hidden(device: torch.device) -> None:
         assert out.isfinite().sum() == 6 * 64
 
 
-@pytest.mark.parametrize(
-    ("tile", "sequences", "extra"),
-    [(SMALL, 1, 33), (SMALL, 33, 33), (SMALL, 34, 66), (SMALL, 256, 66), (WIDE, 9, 16)],
-)
-def test_parts_fill_the_device_once_or_twice(tile: Tile, sequences: int, extra: int) -> None:
-    assert choose_extra(tile, sequences, 8, sms=132) == extra
-    assert choose_extra(tile, sequences, 1024, sms=132) == 1
+@pytest.mark.parametrize(("tile", "extra"), [(SMALL, 33), (WIDE, 16)])
+def test_parts_fill_the_device_once(tile: Tile, extra: int) -> None:
+    assert choose_extra(tile, 8, sms=132) == extra
+    assert choose_extra(tile, 1024, sms=132) == 1
+
+
+@pytest.mark.parametrize(("new", "length", "rows"), [(1, 1, 64), (8, 9, 64), (33, 33, 128)])
+def test_steps_of_any_lengths_use_kernels_that_a_long_one_has_compiled(
+    new: int, length: int, rows: int
+) -> None:
+    batch = paged_batch([(new, length)], dtype=torch.bfloat16)
+    work = prefill_work(
+        batch.queries, batch.pool, **batch.metadata, max_query_len=new, max_seq_len=length
+    )
+    assert (work.tile.rows, work.is_split) == (rows, True)
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:

@@ -32,7 +32,7 @@ from sessionkv.model.weights import WeightFiles
 from sessionkv.types import SamplingParams, SequenceStart, SequenceStep, StepPlan
 from sessionkv.types.sampling import MAX_LOGPROBS
 
-NUMERICS = "gpu 1"
+NUMERICS = "gpu 2"
 """Names the arithmetic; to be changed whenever the same weights give other KV bytes."""
 
 

@@ -8,6 +8,7 @@ values of the step at hand.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from sessionkv.engine.gpu.buffers import IntArray, StepBuffers
 from sessionkv.engine.gpu.graphs import ChunkSize
 from sessionkv.engine.gpu.rows import SequenceRows
 from sessionkv.kernels.sampling import SamplingRows
-from sessionkv.model.gpu_batch import DecodeRows, GpuBatch, PrefillRows
+from sessionkv.model.gpu_batch import DecodeRows, GpuBatch, PrefillRows, SampledRows
 from sessionkv.types import SequenceStep
 
 _PER_TOKEN = ("token_ids", "positions", "slots")
@@ -128,11 +129,12 @@ class StepInputs:
     ) -> GpuBatch:
         """Upload steps of one token, then of several."""
         self._turn()
-        return self._fill_mixed(decodes, prefills)
+        self._fill_mixed(decodes, prefills)
+        return self._mixed(decodes, prefills)
 
     def _fill_mixed(
         self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep]
-    ) -> GpuBatch:
+    ) -> None:
         steps = [*decodes, *prefills]
         rows = self._grow_tables(steps)
         num_decodes, host = len(decodes), self._many.host
@@ -151,12 +153,12 @@ class StepInputs:
             last_rows.append(end - 1)
         per_sequence["query_starts"][len(prefills)] = end - num_decodes
         samples = [index for index, step in enumerate(steps) if step.sample]
+        per_sequence["sources"][: len(samples)] = samples
         per_sequence["sampled"][: len(samples)] = [last_rows[index] for index in samples]
         self._put_sampling(rows[samples])
         self._put_tables(rows, steps)
         self._many.upload()
         self._per_sequence.upload()
-        return self._mixed(decodes, prefills, end)
 
     def fill_chunk(self, steps: Sequence[SequenceStep], size: ChunkSize) -> None:
         """Upload steps of any lengths, padded to so many rows and sequences."""
@@ -184,12 +186,21 @@ class StepInputs:
         return _batch(self._many.device, num_rows, None, prefill)
 
     def sampled(self, num_rows: int) -> Tensor:
-        """Rows of the mixed batch that sample, ``[num_rows]`` int64."""
+        """Rows of a chunk or a mixed batch that sample, ``[num_rows]`` int64."""
         return self._per_sequence.device["sampled"][:num_rows]
 
-    def _mixed(
-        self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep], num_tokens: int
-    ) -> GpuBatch:
+    def _sampled(self, steps: Sequence[SequenceStep]) -> SampledRows:
+        """Rows of the mixed batch that sample, also by themselves."""
+        ends = [step.start + len(step.token_ids) for step in steps if step.sample]
+        per_sequence = self._per_sequence.device
+        found = per_sequence["sources"][: len(ends)]
+        last = DecodeRows(
+            self._tables[found], per_sequence["seq_lens"][found], max(ends, default=1)
+        )
+        return SampledRows(self.sampled(len(ends)), last)
+
+    def _mixed(self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep]) -> GpuBatch:
+        num_tokens = len(decodes) + sum(len(step.token_ids) for step in prefills)
         split, end = len(decodes), len(decodes) + len(prefills)
         tables, lens = self._tables, self._per_sequence.device["seq_lens"]
         decode = None
@@ -204,7 +215,8 @@ class StepInputs:
                 lens[split:end],
                 tuple((len(s.token_ids), s.start + len(s.token_ids)) for s in prefills),
             )
-        return _batch(self._many.device, num_tokens, decode, prefill)
+        batch = _batch(self._many.device, num_tokens, decode, prefill)
+        return replace(batch, sampled=self._sampled([*decodes, *prefills]))
 
     # -- both -------------------------------------------------------------------------------------
 

@@ -122,10 +122,23 @@ class GpuRunner:
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile kernels and capture the graphs; ``progress`` is told how many of how many."""
         with torch.inference_mode():
+            self._copy([BlockCopy(0, 0, 1)])  # to itself
             total = len(self.graphs.sizes) + len(self._chunks.sizes)
             self._chunks.capture(lambda done: progress(done, total))
             done_before = len(self._chunks.sizes)
             self.graphs.capture(lambda done: progress(done_before + done, total))
+
+    @torch.inference_mode()
+    def prepare_thread(self) -> None:
+        """See :class:`~sessionkv.engine.runner.Runner`: handles and plans of libraries.
+
+        Before any plan, as the step that is run for them leaves numbers in the pool.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # each thread starts with the first GPU
+            self._decoder.plan_calls()
+            self._compute_chunk(self._chunks.sizes[0])
+            torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
         """Let go of the model, the graphs and the pool."""
@@ -150,8 +163,6 @@ class GpuRunner:
 
         But for uploads that are rare: of starts, copies, and changes of what is sampled otherwise.
         """
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # of this thread, which starts with the first GPU
         for seq_id in plan.ends:
             self._inputs.rows.end(seq_id)
             self._extras.end(seq_id)
@@ -217,14 +228,14 @@ class GpuRunner:
 
     def _decode(self, num_rows: int) -> None:
         """One token of each row, sampled: what a graph holds."""
-        hidden = self._decoder.forward(self._inputs.decodes(num_rows), self.pool)
-        self._results.put_unusable(hidden)
+        hidden, checked = self._decoder.forward(self._inputs.decodes(num_rows), self.pool)
+        self._results.put_unusable(checked)
         self._sample(hidden)
 
     def _compute_chunk(self, size: ChunkSize) -> None:
         """Any tokens of each sequence, a token sampled of each: what another graph holds."""
-        hidden = self._decoder.forward(self._inputs.chunk(size), self.pool)
-        self._results.put_unusable(hidden)
+        hidden, checked = self._decoder.forward(self._inputs.chunk(size), self.pool)
+        self._results.put_unusable(checked)
         self._sample(hidden[self._inputs.sampled(size[1])])
 
     def _compute_mixed(
@@ -234,10 +245,10 @@ class GpuRunner:
         num_samples: int,
     ) -> None:
         batch = self._inputs.fill_mixed(decodes, prefills)
-        hidden = self._decoder.forward(batch, self.pool)
-        self._results.put_unusable(hidden)
+        hidden, checked = self._decoder.forward(batch, self.pool)
+        self._results.put_unusable(checked)
         if num_samples:
-            self._sample(hidden[self._inputs.sampled(num_samples)])
+            self._sample(hidden)
 
     def _sample(self, hidden: Tensor) -> None:
         num_rows = hidden.shape[0]
