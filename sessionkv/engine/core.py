@@ -254,7 +254,7 @@ class Core:
         elif isinstance(message, DiskEvicted):
             self._parts.kv.on_disk_evicted(message.keys)
         elif isinstance(message, Drain):
-            self._drainer.begin(message.drain_s, now)
+            self._drainer.begin(message, now)
 
     def _load(self, message: SubmitTurn | Call | OpenSession | ImportSessions) -> None:
         """Have a request wait for what it needs of the journal."""
