@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from sessionkv.text.builtin import byte_text
 from sessionkv.text.folder import TextFiles
 from tests.builders.engine import greedy, oracle
 from tests.builders.fake_engine import short_endpoint
-from tests.builders.processes import ROOT, tampered_start, wait_for_file, wait_gone
+from tests.builders.processes import GONE_S, ROOT, tampered_start, wait_for_file, wait_gone
 
 STARTING = """
 import pathlib, sys
@@ -52,6 +53,13 @@ def wait_idle(pid: int) -> None:
         before, after = after, cpu_time(pid)
 
 
+def wait_deaf(endpoint: str) -> None:
+    """Until nobody listens there: a process's threads end one after the other."""
+    deadline = time.monotonic() + GONE_S
+    while is_listening(endpoint):
+        assert time.monotonic() < deadline
+
+
 @pytest.mark.parametrize("half", ["core", "front"])
 def test_kill_9_of_one_half_ends_the_other(tmp_path: Path, half: str) -> None:
     config = EngineConfig(model="checksum", limits=LimitsConfig(drain_s=60.0))
@@ -66,7 +74,7 @@ def test_kill_9_of_one_half_ends_the_other(tmp_path: Path, half: str) -> None:
         code = engine._process.wait(20)  # long before the drain's end: nobody waits for the turn
         assert code == (-signal.SIGKILL if half == "core" else 1)
         assert wait_gone(front)
-        assert not is_listening(engine.endpoint)
+        wait_deaf(engine.endpoint)
         with pytest.raises(ConnectionLost):
             list(stream)
     with launch(store=tmp_path, config=config) as engine:
@@ -129,7 +137,7 @@ def test_an_end_while_it_starts_leaves_no_half(
         os.killpg(core.pid, number)
         assert core.wait(20) == (0 if number == signal.SIGINT else -number)
         assert wait_gone(front, 20.0)  # it may have to come up first
-        assert not is_listening(endpoint)
+        wait_deaf(endpoint)
 
 
 def started(text: TextFiles, *, killed: bool = False) -> None:
