@@ -68,7 +68,7 @@ class FrontSink(Protocol):
     """Where core's messages go."""
 
     def put(self, messages: list[CoreMessage]) -> None:
-        """Hand over a batch, in order. Any thread; waits shortly where the front is far behind."""
+        """Hand over a batch, in order. Any thread; may wait while the front is far behind."""
         ...
 
 
