@@ -15,12 +15,9 @@ import zmq
 
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import ConnectionLost
-from sessionkv.ipc.limits import TRANSPORT_FACTOR
+from sessionkv.ipc.limits import LINGER_MS, TRANSPORT_FACTOR
 from sessionkv.ipc.listener import Listener
 from sessionkv.ipc.waker import Waker
-
-LINGER_MS = 1000
-"""How long the last replies may take to leave after :meth:`RouterServer.close`."""
 
 
 class RouterServer:

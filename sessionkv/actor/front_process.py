@@ -26,7 +26,7 @@ from sessionkv.actor.front_link import FrontEnded, FrontStarted, StartFront, lin
 from sessionkv.engine.messages import CoreMessage, CoreStopped
 from sessionkv.errors import ConnectionLost, EngineStartFailed
 from sessionkv.ipc.frames import FrameSocket
-from sessionkv.ipc.server import LINGER_MS
+from sessionkv.ipc.limits import LINGER_MS
 from sessionkv.ipc.waker import Waker
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class FrontProcess:
         self._waker.wake()
 
     def run(self, host: CoreHost) -> None:
-        """Pass on what the front says until core has stopped and clients know, or it is lost."""
+        """Pass on what the front says until core has stopped and clients know, or one is lost."""
         beat_s = host.setup.limits.heartbeat_s / 2
         beat = self._codec.encode([])
         next_beat, draining = 0.0, False
@@ -127,6 +127,9 @@ class FrontProcess:
         poller.register(self._waker.fd, select.POLLIN)
         try:
             while not self._ended:
+                if not host.is_running and self.stopped is None:
+                    _log.error("the engine's core ended without a word; the engine ends")
+                    return
                 now = time.monotonic()
                 if now >= next_beat:
                     next_beat = now + beat_s

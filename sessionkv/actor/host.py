@@ -67,6 +67,11 @@ class CoreHost:
         """Start the step loop."""
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the step loop runs. Core says its last word while it does."""
+        return self._thread.is_alive()
+
     def drain(self, *, abandoned: bool = False) -> None:
         """Accept no more turns; core stops when the running ones have ended, or in time.
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -140,8 +142,10 @@ def test_an_end_while_it_starts_leaves_no_half(
         wait_deaf(endpoint)
 
 
-def started(text: TextFiles, *, killed: bool = False) -> None:
-    """A front's process from its start on, without a core."""
+def started(text: TextFiles, *, killed: bool = False) -> FrontProcess:
+    """A front's process from its start to its end, with a core that ends without a word."""
+    setup = FrontSetup(text, "checksum", 1, 9, LimitsConfig())
+    dead: Any = SimpleNamespace(is_running=False, setup=setup)
     with (
         short_endpoint() as endpoint,
         Listener(endpoint) as listener,
@@ -149,11 +153,18 @@ def started(text: TextFiles, *, killed: bool = False) -> None:
     ):
         if killed:
             os.kill(front.pid, signal.SIGKILL)
-        front.begin(StartFront(endpoint, FrontSetup(text, "checksum", 1, 9, LimitsConfig())))
+        front.begin(StartFront(endpoint, setup))
+        front.run(dead)
+        return front
+
+
+def test_a_core_that_ends_without_a_word_is_not_waited_for() -> None:
+    front = started(byte_text())
+    assert (front.stopped, front.is_lost) == (None, False)
+    assert wait_gone(front.pid)
 
 
 def test_a_front_that_cannot_start_says_why() -> None:
-    started(byte_text())
     with pytest.raises(ModelBroken, match="built-in"):
         started(TextFiles("{}", None, byte_text().facts))
     with pytest.raises(EngineStartFailed, match="front died"):
