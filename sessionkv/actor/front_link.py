@@ -41,8 +41,6 @@ class FrontStarted:
 class FrontEnded:
     """Front to core, last: it has heard that core stopped, and has told its clients."""
 
-    ended: bool = True
-
 
 def link_codec() -> RecordCodec:
     """For either end."""
