@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.report import Options, Row, as_json, as_table, environment
 
 NAMES = (
-    "client_import", "sockets", "core", "cache_match", "next_turn", "decode", "restart",
+    "client_import", "sockets", "core", "text", "cache_match", "next_turn", "decode", "restart",
     "shared_prefix",
 )  # fmt: skip
 

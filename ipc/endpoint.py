@@ -163,6 +163,11 @@ class EndpointLock:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it was not released yet."""
+        return self._fd >= 0
+
     def release(self) -> None:
         """Give the right back; a second call does nothing."""
         if self._fd >= 0:

@@ -41,6 +41,8 @@ MAX_PAGE = 10_000
 """Sessions in one answer to ``list``."""
 MAX_NODES = 4096
 """Turns, sessions or numbers of turns in one ``export`` or ``import``."""
+LINGER_MS = 1000
+"""How long an engine's last replies may take to leave after it has closed its socket."""
 TRANSPORT_FACTOR = 8
 """A frame over the limit is answered with an error; over this multiple the connection is cut."""
 

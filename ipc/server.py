@@ -8,40 +8,42 @@ the thread that made the server.
 from __future__ import annotations
 
 import math
-import os
 import socket
-from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from sessionkv.config import LimitsConfig
-from sessionkv.errors import ConfigError, ConnectionLost
-from sessionkv.ipc.endpoint import EndpointLock, prepare_folder, socket_path
-from sessionkv.ipc.limits import TRANSPORT_FACTOR
+from sessionkv.errors import ConnectionLost
+from sessionkv.ipc.limits import LINGER_MS, TRANSPORT_FACTOR
+from sessionkv.ipc.listener import Listener
 from sessionkv.ipc.waker import Waker
-
-LINGER_MS = 1000
-"""How long the last replies may take to leave after :meth:`RouterServer.close`."""
-_BACKLOG = 256
 
 
 class RouterServer:
-    """Serves one endpoint, alone: a second one on the same path is refused.
+    """Serves one endpoint.
 
     Attributes:
         endpoint: Where it listens.
     """
 
     def __init__(
-        self, endpoint: str, limits: LimitsConfig, *, send_hwm: int = 4096, receive_hwm: int = 128
+        self,
+        endpoint: str,
+        limits: LimitsConfig,
+        *,
+        listener: socket.socket | None = None,
+        send_hwm: int = 4096,
+        receive_hwm: int = 128,
     ) -> None:
-        """Lock the endpoint and listen.
+        """Lock the endpoint and listen, unless somebody else has.
 
         Args:
             endpoint: ``ipc://`` and an absolute path.
             limits: Of these ``frame_bytes``; bigger frames come through to be answered, much bigger
                 ones cut their connection.
+            listener: Listens there already and is this server's from here on, the path is not;
+                None where the server has a :class:`Listener` of its own.
             send_hwm: Frames that may wait for one connection before :meth:`send` returns False.
             receive_hwm: Frames of one connection that may wait here; more wait with the client.
 
@@ -50,14 +52,10 @@ class RouterServer:
             ConfigError: The endpoint cannot be used.
         """
         self.endpoint = endpoint
-        self._path = socket_path(endpoint)
-        prepare_folder(self._path)
-        self._lock = EndpointLock(self._path)
-        try:
-            listener = self._listen()
-        except OSError as error:
-            self._lock.release()
-            raise ConfigError("endpoint", endpoint, f"a path to listen at ({error})") from None
+        self._own: Listener | None = None
+        if listener is None:
+            self._own = Listener(endpoint)
+            listener = self._own.take()
         self._waker = Waker()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -72,22 +70,9 @@ class RouterServer:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._waker.fd, zmq.POLLIN)
 
-    def _listen(self) -> socket.socket:
-        """Bind by ourselves: the mode is set before the first client can connect.
-
-        A socket file that is already there is nobody's, since we hold the lock.
-        """
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with suppress(FileNotFoundError):
-                self._path.unlink()
-            listener.bind(os.fspath(self._path))
-            self._path.chmod(0o600)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-        return listener
+    def watch(self, fd: int) -> None:
+        """Make :meth:`poll` return while this descriptor can be read."""
+        self._poller.register(fd, zmq.POLLIN)
 
     def poll(self, timeout_s: float, *, max_messages: int = 256) -> list[tuple[bytes, list[bytes]]]:
         """Wait for messages, a :meth:`wake` or the timeout, whichever is first.
@@ -141,12 +126,13 @@ class RouterServer:
         """
         if self._socket.closed:
             return
-        with suppress(FileNotFoundError):
-            self._path.unlink()
+        if self._own is not None:
+            self._own.unlink()
         self._socket.close()
         self._context.term()
         self._waker.close()
-        self._lock.release()
+        if self._own is not None:
+            self._own.close()
 
     def __enter__(self) -> RouterServer:
         """The server itself."""

@@ -7,8 +7,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
-from sessionkv.actor.host import EngineHost
+from sessionkv.actor.front import Front
+from sessionkv.actor.front_setup import build_front
+from sessionkv.actor.host import CoreHost
 from sessionkv.client.client import Client
 from sessionkv.config import EngineConfig, LimitsConfig
 from sessionkv.engine.build import BuiltEngine, ProgressSink, build_engine
@@ -26,14 +29,15 @@ _CONNECTION = b"embedded"
 
 
 class _FrontThread:
-    """Runs a host's front for one in-process client: a ``Transport`` and a ``FrontSink``."""
+    """Runs the front for one in-process client: a ``Transport`` and a ``FrontSink``."""
 
     def __init__(self, limits: LimitsConfig) -> None:
         self._mail: queue.SimpleQueue[wire.Request | list[CoreMessage]] = queue.SimpleQueue()
         self._limits = limits
         self._outbox = Outbox(limits.unread_events, timeout_s=limits.unread_timeout_s)
         self._thread = threading.Thread(target=self._run, name="front", daemon=True)
-        self._host: EngineHost | None = None
+        self._host: CoreHost | None = None
+        self._front: Front | None = None
         self._sink: ReplySink | None = None
         self._closed = False
 
@@ -75,17 +79,21 @@ class _FrontThread:
 
     # The thread
 
-    def attach(self, host: EngineHost) -> None:
-        """Name the engine; before :meth:`start`."""
-        self._host = host
+    def attach(self, host: CoreHost) -> None:
+        """Make the front of an engine; before :meth:`start`.
+
+        Raises:
+            ModelError: The model's text cannot be used.
+        """
+        self._host, self._front = host, build_front(host.setup)
 
     def _run(self) -> None:
-        host, sink = self._host, self._sink
-        if host is None or sink is None:
+        host, front, sink = self._host, self._front, self._sink
+        if host is None or front is None or sink is None:
             raise EngineClosed("the front has no engine")
         end: SessionKVError = EngineClosed("the engine is closed")
         try:
-            self._serve(host, sink)
+            self._serve(host, front, sink)
         except Exception as failure:  # noqa: BLE001 - whoever waits for an answer has to get one
             _log.exception("the engine's front failed")
             end = TurnFailed(f"the engine failed ({type(failure).__name__})")
@@ -93,26 +101,28 @@ class _FrontThread:
         finally:
             sink.lost(end, final=True)
 
-    def _serve(self, host: EngineHost, sink: ReplySink) -> None:
+    def _serve(self, host: CoreHost, front: Front, sink: ReplySink) -> None:
         """Until core has stopped."""
         stopped = False
         next_tick = time.monotonic() + _TICK_S
         while not stopped:
-            stopped = self._take_in(host, max(0.0, next_tick - time.monotonic()))
+            stopped = self._take_in(front, max(0.0, next_tick - time.monotonic()))
             now = time.monotonic()
             self._outbox.consumed(sink.consumed, now)
             if now >= next_tick:
                 next_tick = now + _TICK_S
                 for request_id in self._outbox.overdue(now):
-                    host.front.give_up_reader(_CONNECTION, request_id)
-            host.pass_on()
-            for _, reply in host.front.replies:
+                    front.give_up_reader(_CONNECTION, request_id)
+            for message in front.to_core:
+                host.inbox.put(message)
+            front.to_core.clear()
+            for _, reply in front.replies:
                 self._outbox.push(reply, now)
-            host.front.replies.clear()
+            front.replies.clear()
             for reply in self._outbox.take_ready():
                 sink.deliver(reply)
 
-    def _take_in(self, host: EngineHost, timeout_s: float) -> bool:
+    def _take_in(self, front: Front, timeout_s: float) -> bool:
         """Everything that has come; whether core has stopped."""
         stopped = False
         try:
@@ -120,12 +130,12 @@ class _FrontThread:
             while True:
                 if isinstance(item, list):
                     for message in item:
-                        host.front.on_core(message)
+                        front.on_core(message)
                         stopped = stopped or isinstance(message, CoreStopped)
                 elif isinstance(item, wire.Bye):
-                    host.front.on_disconnect(_CONNECTION)
+                    front.on_disconnect(_CONNECTION)
                 else:
-                    host.front.on_request(_CONNECTION, item)
+                    front.on_request(_CONNECTION, item)
                 item = self._mail.get_nowait()
         except queue.Empty:
             return stopped
@@ -158,7 +168,10 @@ class Engine(Client):
         """
         config = config or EngineConfig()
         front = _FrontThread(config.limits)
-        host = EngineHost(build(config, progress=on_progress), config, front)
-        front.attach(host)
+        with ExitStack() as undo:
+            host = CoreHost(build(config, progress=on_progress), config, front)
+            undo.callback(host.close)
+            front.attach(host)
+            undo.pop_all()
         host.start()
         super().__init__(transport=front)

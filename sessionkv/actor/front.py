@@ -165,7 +165,7 @@ class Front:
                 held = wire.Result(id=request.id, value={"held": len(tree.nodes)})
                 self.replies.append((connection, held))
                 return
-            message = ImportSessions(call_id, state.tenant, tree)
+            message = ImportSessions(call_id, state.tenant, tree.nodes, tree.sessions)
         state.open_requests[request.id] = call_id
         self._calls[call_id] = (connection, request.id)
         self.to_core.append(message)

@@ -1,32 +1,34 @@
-"""One engine in this process: core on its own thread, and its front for whoever runs a loop."""
+"""A built engine's core on its own thread, and what its front is told and tells it.
+
+The same whether the front is a thread of this process or a process of its own: the sink takes
+core's messages there, and the front's come through :attr:`CoreHost.inbox`.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from sessionkv.actor.front import EngineInfo, Front
-from sessionkv.actor.writer import Writer
+from sessionkv.actor.front_setup import FrontSetup
 from sessionkv.config import EngineConfig
 from sessionkv.engine.build import BuiltEngine
 from sessionkv.engine.core import Core, FrontSink
+from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.messages import Drain
-from sessionkv.ipc.limits import limits_to_map
-from sessionkv.text.model import TextModel
+from sessionkv.text.folder import TextFiles
 
 _log = logging.getLogger(__name__)
 
 
-class EngineHost:
-    """Joins a built engine and its front. The owner runs the front's loop on one thread.
+class CoreHost:
+    """Owns a built engine and runs its core.
 
     Attributes:
-        front: Fed by the owner's loop only.
-        info: What clients and ``serve`` are told.
+        setup: For the front.
     """
 
     def __init__(self, built: BuiltEngine, config: EngineConfig, sink: FrontSink) -> None:
@@ -35,42 +37,49 @@ class EngineHost:
         Args:
             built: Owned from here on; closed if this fails.
             config: The engine's.
-            sink: Takes core's messages to the front's thread.
+            sink: Takes core's messages to the front.
 
         Raises:
-            ModelError: The model's text folder cannot be used.
+            ModelBroken: The model's text folder cannot be read.
         """
         self._built = built
         self._config = config
         with ExitStack() as undo:
             undo.callback(built.resources.close)
-            text = TextModel.load(built.text)
+            text = TextFiles.read(built.text) if isinstance(built.text, Path) else built.text
             undo.pop_all()
-        engine_id = f"{os.getpid()}-{secrets.token_hex(4)}"
-        limits = limits_to_map(config.limits) | {
-            "max_model_len": built.parts.runner.max_model_len,
-            "vocab_size": text.vocab_size,
-        }
-        info = EngineInfo(engine=engine_id, pid=os.getpid(), model=config.model, limits=limits)
-        writer = Writer(text, config.limits, built.parts.runner.max_model_len)
-        self.front = Front(writer, config.limits, info)
+        self.setup = FrontSetup(
+            text=text,
+            model=config.model,
+            pid=os.getpid(),
+            max_model_len=built.parts.runner.max_model_len,
+            limits=config.limits,
+        )
         self._core = Core(built.parts, built.inbox, sink)
         self._thread = threading.Thread(target=self._core.run, name="core", daemon=True)
+
+    @property
+    def inbox(self) -> Inbox[object]:
+        """Takes the front's messages. Any thread."""
+        return self._core.inbox
 
     def start(self) -> None:
         """Start the step loop; returns when it has what it needs of its thread."""
         self._thread.start()
         self._core.ready.wait()
 
-    def pass_on(self) -> None:
-        """Hand what the front has for core to core. The front's thread."""
-        for message in self.front.to_core:
-            self._core.inbox.put(message)
-        self.front.to_core.clear()
+    @property
+    def is_running(self) -> bool:
+        """Whether the step loop runs. Core says its last word while it does."""
+        return self._thread.is_alive()
 
-    def drain(self) -> None:
-        """Accept no more turns; core stops when the running ones have ended, or in time."""
-        self._core.inbox.put(Drain(self._config.limits.drain_s))
+    def drain(self, *, abandoned: bool = False) -> None:
+        """Accept no more turns; core stops when the running ones have ended, or in time.
+
+        Args:
+            abandoned: The front is gone: running turns end at once.
+        """
+        self.inbox.put(Drain(self._config.limits.drain_s, abandoned))
 
     def close(self) -> None:
         """Wait for the core's end and close everything under it. To be called after a drain."""

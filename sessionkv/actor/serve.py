@@ -1,4 +1,9 @@
-"""An engine that serves a socket in this process, until a signal or a failure of its core."""
+"""An engine that serves a socket, until a signal or a failure.
+
+This process is core's: it holds the store, the device and the endpoint, handles signals and has the
+exit code. The front, which serves the socket, is a child of it, so that text and clients take
+nothing of core's interpreter. Neither outlives the other.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,27 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sessionkv.actor.host import EngineHost
-from sessionkv.actor.socket_loop import CoreMail, SocketLoop
+from sessionkv.actor.front_link import StartFront
+from sessionkv.actor.front_process import FrontProcess
 from sessionkv.config import EngineConfig
-from sessionkv.engine.build import ProgressSink, build_engine
 from sessionkv.engine.messages import DrainReport
 from sessionkv.ipc.endpoint import default_endpoint
-from sessionkv.ipc.server import RouterServer
+from sessionkv.ipc.listener import Listener
+
+if TYPE_CHECKING:
+    from sessionkv.engine.build import BuiltEngine, ProgressSink
 
 SWITCH_INTERVAL_S = 0.0005
-"""Front and core share an interpreter: neither may wait the default 5 ms for the other."""
+"""Core and what wakes it share an interpreter: none may wait the default 5 ms for the other."""
+
+
+def build_engine(config: EngineConfig, *, progress: ProgressSink | None = None) -> BuiltEngine:
+    """As the function of that name in ``engine.build``, whose libraries are loaded only now."""
+    from sessionkv.engine import build
+
+    return build.build_engine(config, progress=progress)
 
 
 def run_serve(
@@ -40,7 +54,7 @@ def run_serve(
         on_drained: Called at the end of a drain with what it left undone.
 
     Returns:
-        0 after a drain or an interrupted start, 1 where the core failed.
+        0 after a drain or an interrupted start, 1 where core or front failed.
 
     Raises:
         EngineRunning: Somebody serves the endpoint already.
@@ -51,31 +65,42 @@ def run_serve(
     starting = _Starting()
     handlers = _on_signals(starting.interrupt)
     try:
-        with RouterServer(endpoint or default_endpoint(), config.limits) as server:
-            built = build_engine(config, progress=on_progress)
-            mail = CoreMail(server)
-            host = EngineHost(built, config, mail)
-            loop = SocketLoop(host, server, mail, config.limits)
+        with (
+            Listener(endpoint or default_endpoint()) as listener,
+            FrontProcess(listener.take()) as front,
+        ):
+            from sessionkv.actor.host import CoreHost  # while the front's libraries are loaded too
+
+            host = CoreHost(build_engine(config, progress=on_progress), config, front)
             try:
-                _on_signals(loop.stop)
+                front.begin(StartFront(listener.endpoint, host.setup))
+                _on_signals(front.stop)
                 if starting.interrupted:
                     raise _Interrupted
                 _settle_memory()
                 host.start()
                 if on_ready is not None:
-                    on_ready({"endpoint": server.endpoint, **host.report})
-                loop.run()
+                    on_ready({"endpoint": listener.endpoint, **host.report})
+                front.run(host)
             finally:
-                loop.stop()
+                front.leave()
+                host.drain(abandoned=True)
                 host.close()
-            if on_drained is not None and loop.drained is not None:
-                on_drained(loop.drained)
-            return 1 if loop.failed else 0
+            return _result(front, on_drained)
     except _Interrupted:
         return 0
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _result(front: FrontProcess, on_drained: Callable[[DrainReport], None] | None) -> int:
+    """The exit code, once all has ended."""
+    stopped = front.stopped
+    if stopped is not None and stopped.drained is not None and on_drained is not None:
+        on_drained(stopped.drained)
+    failed = front.is_lost or stopped is None or stopped.error is not None
+    return 1 if failed else 0
 
 
 def _set_thread_environment(config: EngineConfig) -> None:

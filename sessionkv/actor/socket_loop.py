@@ -1,19 +1,21 @@
-"""The front's loop over a socket: one thread that reads, answers and watches who is still there."""
+"""The front's loop over a socket: one thread that reads, answers and watches who is still there.
+
+Core is at the other end of a link, in another thread or another process; the loop does not know.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
+import math
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from sessionkv.actor.front import Front
-from sessionkv.actor.host import EngineHost
 from sessionkv.config import LimitsConfig
-from sessionkv.engine.messages import CoreMessage, CoreStopped, DrainReport
+from sessionkv.engine.messages import CoreMessage, CoreStopped, FrontMessage
 from sessionkv.errors import ConnectionLost, RequestError, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_reply
@@ -24,9 +26,6 @@ _log = logging.getLogger(__name__)
 
 
 _READ_AT_ONCE = 256
-_BATCHES_AT_ONCE = 64
-"""Of core's batches that are worked off between two looks at the socket."""
-_ROOM_WAIT_S = 0.1
 
 
 @dataclass(slots=True)
@@ -36,89 +35,70 @@ class _Peer:
     blocked: bool = False
 
 
-class CoreMail:
-    """Core's messages on their way to the front's thread; wakes its poll. A ``FrontSink``.
-
-    A core that is far ahead is held up a little with each batch: a front that only ever catches up
-    would leave clients without answers and finished turns without a verdict.
-    """
-
-    def __init__(self, server: RouterServer) -> None:
-        self._server = server
-        self._batches: deque[list[CoreMessage]] = deque()
-        self._room = threading.Event()
-
-    def put(self, messages: list[CoreMessage]) -> None:
-        """Any thread; waits at most :data:`_ROOM_WAIT_S`."""
-        self._room.clear()
-        self._batches.append(messages)
-        self._server.wake()
-        if len(self._batches) > _BATCHES_AT_ONCE:
-            self._room.wait(_ROOM_WAIT_S)
+class CoreLink(Protocol):
+    """The front's end of the way to core. What comes wakes the server's poll."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._batches
+        """Whether :meth:`take` has nothing."""
+        ...
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether core's process stands still."""
+        ...
 
     def take(self) -> list[CoreMessage]:
-        """The front's thread; at most :data:`_BATCHES_AT_ONCE` batches."""
-        taken: list[CoreMessage] = []
-        for _ in range(min(len(self._batches), _BATCHES_AT_ONCE)):
-            taken += self._batches.popleft()
-        self._room.set()
-        return taken
+        """What has come, oldest first; as much as is to be worked off between two polls."""
+        ...
+
+    def send(self, messages: list[FrontMessage]) -> None:
+        """Hand messages to core, oldest first."""
+        ...
 
 
 class SocketLoop:
-    """Runs a host's front over a router until core has stopped.
+    """Runs a front over a router until core has stopped.
 
     Attributes:
         failed: Core ended by itself.
     """
 
     def __init__(
-        self, host: EngineHost, server: RouterServer, mail: CoreMail, limits: LimitsConfig
+        self, front: Front, server: RouterServer, link: CoreLink, limits: LimitsConfig
     ) -> None:
-        self._host = host
-        self._front: Front = host.front
+        self._front = front
         self._server = server
-        self._mail = mail
+        self._link = link
         self._limits = limits
         self._peers: dict[bytes, _Peer] = {}
-        self._stop_asked = False
         self._stopped = False
         self.failed = False
-        self.drained: DrainReport | None = None
-
-    def stop(self) -> None:
-        """Begin to drain; :meth:`run` returns when it is done. Any thread, signal handlers too."""
-        if not self._stop_asked:
-            self._stop_asked = True
-            self._host.drain()
 
     def run(self) -> None:
         """Until core has stopped and its last words are sent."""
         next_tick = time.monotonic()
         while not self._stopped:
-            wait_s = max(0.0, next_tick - time.monotonic()) if self._mail.is_empty else 0.0
+            wait_s = max(0.0, next_tick - time.monotonic()) if self._link.is_empty else 0.0
             messages = self._server.poll(wait_s, max_messages=_READ_AT_ONCE)
             polled = time.monotonic()
+            from_core = self._link.take()
             for connection, frames in messages:
                 self._receive(connection, frames)
-            for message in self._mail.take():
+            for message in from_core:
                 self._front.on_core(message)
                 if isinstance(message, CoreStopped):
                     self._stopped = True
                     self.failed = message.error is not None
-                    self.drained = message.drained
             # Silence is judged as of the poll, and only when it left nothing unread: what clients
             # said while this thread was busy lies in the socket.
             if polled >= next_tick and len(messages) < _READ_AT_ONCE:
-                self._overslept(polled, polled - next_tick)
+                self._overslept(polled, math.inf if self._link.is_silent else polled - next_tick)
                 next_tick = polled + self._limits.heartbeat_s / 2
                 self._tick(polled)
-            self._host.pass_on()
+            if self._front.to_core:
+                self._link.send(self._front.to_core)
+                self._front.to_core.clear()
             self._send(time.monotonic())
 
     def _receive(self, connection: bytes, frames: list[bytes]) -> None:
@@ -146,6 +126,8 @@ class SocketLoop:
         if isinstance(request, wire.Ping):
             peer.outbox.consumed(request.consumed, now)
             peer.blocked = False
+            if self._link.is_silent:
+                return  # the answer would say that the engine is alive
         self._front.on_request(connection, request)
 
     def _new_outbox(self) -> Outbox:
@@ -189,7 +171,7 @@ class SocketLoop:
         peer.blocked = True
 
     def _overslept(self, now: float, seconds: float) -> None:
-        """This process stood still, so maybe the clients' too: that was nobody's silence."""
+        """This process stood still, or core's, so maybe the clients' too: nobody was silent."""
         for peer in self._peers.values():
             peer.heard_s = min(now, peer.heard_s + seconds)
 

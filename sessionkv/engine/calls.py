@@ -37,7 +37,7 @@ def sessions_named(message: object) -> tuple[HeadId, ...]:
     if isinstance(message, OpenSession):
         return ((message.tenant, message.session),)
     if isinstance(message, ImportSessions):
-        return tuple((message.tenant, session.name) for session in message.tree.sessions)
+        return tuple((message.tenant, session.name) for session in message.sessions)
     if isinstance(message, Call):
         request = message.request
         names = (getattr(request, "session", None), getattr(request, "name", None))
@@ -81,25 +81,25 @@ class CallDesk:
         try:
             if self._turns.draining:
                 raise EngineClosed("the engine is shutting down")
-            change = self._tree.graft(ask.tenant, ask.tree)
+            change = self._tree.graft(ask.tenant, PortableTree.of(ask.nodes, ask.sessions))
             value = {
-                "sessions": [session.name for session in ask.tree.sessions],
-                "turns": sum(node.kind != "root" for node in ask.tree.nodes),
-                "other_tokenizer": self._foreign(ask.tree),
+                "sessions": [session.name for session in ask.sessions],
+                "turns": sum(node.kind != "root" for node in ask.nodes),
+                "other_tokenizer": self._foreign(ask),
             }
             self._change(ask.call_id, change, value)
         except SessionKVError as error:
             self._answer(CallDone(ask.call_id, error=error))
 
-    def _foreign(self, tree: PortableTree) -> list[str]:
+    def _foreign(self, ask: ImportSessions) -> list[str]:
         """Sessions that do not go on by their own ids here."""
         own = self._parts.tokenizer_digest
         others = {
             node.node_id
-            for node in tree.nodes
+            for node in ask.nodes
             if node.kind != "root" and node.tokenizer_digest != own
         }
-        return [session.name for session in tree.sessions if session.node_id in others]
+        return [session.name for session in ask.sessions if session.node_id in others]
 
     def call(self, ask: Call, now: float, wall: float) -> None:
         """Carry out one call."""

@@ -69,7 +69,7 @@ class FrontSink(Protocol):
     """Where core's messages go."""
 
     def put(self, messages: list[CoreMessage]) -> None:
-        """Hand over a batch, in order. Any thread; waits shortly where the front is far behind."""
+        """Hand over a batch, in order. Any thread; may wait while the front is far behind."""
         ...
 
 
@@ -264,7 +264,7 @@ class Core:
         elif isinstance(message, DiskEvicted):
             self._parts.kv.on_disk_evicted(message.keys)
         elif isinstance(message, Drain):
-            self._drainer.begin(message.drain_s, now)
+            self._drainer.begin(message, now)
 
     def _load(self, message: SubmitTurn | Call | OpenSession | ImportSessions) -> None:
         """Have a request wait for what it needs of the journal."""

@@ -11,7 +11,7 @@ import logging
 
 from sessionkv.engine.commits import Commits
 from sessionkv.engine.durability import DurabilityDesk
-from sessionkv.engine.messages import DrainReport
+from sessionkv.engine.messages import Drain, DrainReport
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import EngineClosed
@@ -48,12 +48,14 @@ class Drainer:
         """Whether the engine is ending."""
         return self._until_s is not None
 
-    def begin(self, drain_s: float, now: float) -> None:
-        """No more turns; everything is to be over ``drain_s`` from now. Heard once."""
+    def begin(self, ask: Drain, now: float) -> None:
+        """No more turns; everything is to be over ``ask.drain_s`` from now, which is heard once."""
         if self._until_s is None:
             self._turns.draining = True
-            self._drain_s, self._until_s = drain_s, now + drain_s
+            self._drain_s, self._until_s = ask.drain_s, now + ask.drain_s
             self._request_blocks()
+        if ask.abandoned and not self._turns_ended:
+            self._end_turns(now)
 
     def is_done(self, now: float) -> bool:
         """Whether nothing is left to wait for; ends turns and writing when their time is over."""

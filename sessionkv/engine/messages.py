@@ -25,8 +25,15 @@ from typing import Any
 
 from sessionkv.errors import SessionKVError
 from sessionkv.ipc.messages import Request
-from sessionkv.types import CacheReport, FinishReason, MissReport, SamplingParams, TokenLogprob
-from sessionkv.types.portable_tree import PortableTree
+from sessionkv.types import (
+    CacheReport,
+    FinishReason,
+    MissReport,
+    NodeRecord,
+    SamplingParams,
+    TokenLogprob,
+)
+from sessionkv.types.portable import PortableSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +208,16 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class ImportSessions:
-    """Add turns and sessions from elsewhere, all or none; their texts were checked."""
+    """Add turns and sessions from elsewhere, all or none; their texts were checked.
+
+    Attributes:
+        nodes: Turns, parents first.
+    """
 
     call_id: int
     tenant: str
-    tree: PortableTree
+    nodes: Sequence[NodeRecord]
+    sessions: Sequence[PortableSession]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +231,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Accept no new turns; end running ones within ``drain_s``; then stop the step loop."""
+    """Accept no new turns; end running ones within ``drain_s``; then stop the step loop.
+
+    Attributes:
+        abandoned: Nobody is there to judge or hear of the running turns: they end at once.
+    """
 
     drain_s: float
+    abandoned: bool = False
 
 
 FrontMessage = (

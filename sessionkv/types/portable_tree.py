@@ -6,6 +6,7 @@ by a session. Numbers are those of the place the turns come from until :meth:`Po
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from sessionkv.errors import InvalidRequest
@@ -76,6 +77,20 @@ class PortableTree:
         self.num_bytes = 0
         self._shape = TreeShape()
         self._names: set[str] = set()
+
+    @classmethod
+    def of(cls, nodes: Iterable[NodeRecord], sessions: Iterable[PortableSession]) -> PortableTree:
+        """One of these turns, parents first, and these sessions on them.
+
+        Raises:
+            InvalidRequest: They do not fit together.
+        """
+        tree = cls()
+        for record in nodes:
+            tree.add_node(record)
+        for session in sessions:
+            tree.add_session(session)
+        return tree
 
     def add_node(self, record: NodeRecord) -> None:
         """Take in a turn.

@@ -6,6 +6,7 @@ books (``assert_ledger``) and hold the runner or the movers at a gate.
 """
 
 import json
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +23,12 @@ from sessionkv import (
     SamplingParams,
     SchedulerConfig,
 )
-from sessionkv.actor.host import EngineHost
-from sessionkv.actor.socket_loop import CoreMail, SocketLoop
+from sessionkv.actor.front_setup import build_front
+from sessionkv.actor.host import CoreHost
+from sessionkv.actor.socket_loop import SocketLoop
 from sessionkv.engine.build import BuiltEngine, build_engine
 from sessionkv.engine.checksum_runner import ChecksumRunner, checksum_geometry
+from sessionkv.engine.messages import CoreMessage, FrontMessage
 from sessionkv.ipc.server import RouterServer
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.text.builtin import BYTE_VOCAB_SIZE
@@ -217,6 +220,33 @@ def open_engine(
         engine.close()
 
 
+class ThreadLink:
+    """Core and front as threads of one process: a ``FrontSink`` and a ``CoreLink``."""
+
+    is_silent = False
+
+    def __init__(self, server: RouterServer) -> None:
+        self._server = server
+        self._batches: queue.SimpleQueue[list[CoreMessage]] = queue.SimpleQueue()
+        self.host: CoreHost | None = None
+
+    def put(self, messages: list[CoreMessage]) -> None:
+        self._batches.put(messages)
+        self._server.wake()
+
+    @property
+    def is_empty(self) -> bool:
+        return self._batches.empty()
+
+    def take(self) -> list[CoreMessage]:
+        return [] if self._batches.empty() else self._batches.get()
+
+    def send(self, messages: list[FrontMessage]) -> None:
+        assert self.host is not None
+        for message in messages:
+            self.host.inbox.put(message)
+
+
 @dataclass
 class SocketEngine:
     """A served engine on threads of this process."""
@@ -224,6 +254,7 @@ class SocketEngine:
     endpoint: str
     building: Building
     loop: SocketLoop
+    host: CoreHost
 
     @property
     def parts(self) -> Any:
@@ -258,10 +289,10 @@ def socket_engine(
     def serve() -> None:
         try:
             with RouterServer(f"ipc://{folder}/e.sock", config.limits) as server:
-                mail = CoreMail(server)
-                host = EngineHost(building(config), config, mail)
-                loop = SocketLoop(host, server, mail, config.limits)
-                served.append(SocketEngine(server.endpoint, building, loop))
+                link = ThreadLink(server)
+                host = link.host = CoreHost(building(config), config, link)
+                loop = SocketLoop(build_front(host.setup), server, link, config.limits)
+                served.append(SocketEngine(server.endpoint, building, loop, host))
                 host.start()
                 started.set()
                 loop.run()
@@ -279,7 +310,7 @@ def socket_engine(
     try:
         yield served[0]
     finally:
-        served[0].loop.stop()
+        served[0].host.drain()
         thread.join(30)
         assert not thread.is_alive(), "the engine did not stop"
 

@@ -106,3 +106,21 @@ def test_a_machine_that_stood_still_parts_nobody() -> None:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         assert client.communicate(timeout=60)[0] == "length 3000\n"
+
+
+def test_a_core_that_stands_still_is_an_engine_that_stands_still() -> None:
+    """The front has a process of its own, and is not to say that the engine is alive."""
+    limits = LimitsConfig(heartbeat_s=0.2, missed_heartbeats=3)
+    with (
+        launch(config=engine_config(limits=limits)) as engine,
+        WireClient(engine.endpoint) as client,
+    ):
+        assert client.call("info", 1, session="a")["code"] == "session_not_found"
+        os.kill(engine.pid, signal.SIGSTOP)
+        time.sleep(4 * 0.2)  # only the clock can make a silence; it is the client's as well
+        for number in range(2, 6):
+            client.send("ping", number)
+        client.send("info", 6, session="a")
+        assert not client.socket.poll(600)
+        os.kill(engine.pid, signal.SIGCONT)
+        assert client.until(6)[-1]["code"] == "session_not_found"

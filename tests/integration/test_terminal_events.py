@@ -155,7 +155,7 @@ def test_a_drain_lets_turns_end_and_refuses_new_ones() -> None:
     with served(gate=hold.gate, runner={"script": hold.script}) as engine:
         with WireClient(engine.endpoint) as wire:
             ids = start_of_everything(wire)
-            engine.loop.stop()
+            engine.host.drain()
             refused = [wire.call("turn", 20, session="b", tokens=[1], when_busy="queue"),
                        wire.call("generate", 21, tokens=[1]),
                        wire.call("open", 22, session="c")]  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_drain_that_takes_too_long_ends_what_is_left() -> None:
         with socket_engine(folder, config, gate=hold.gate, runner=runner) as engine:
             with WireClient(engine.endpoint) as wire:
                 ids = start_of_everything(wire)
-                engine.loop.stop()
+                engine.host.drain()
                 ends = everything(wire, ids)
             assert Counter(reply["id"] for reply in ends) == Counter(ids)
             assert {reply["code"] for reply in ends} == {EngineClosed.code}
@@ -189,7 +189,7 @@ def test_the_front_of_an_embedded_engine_fails(tmp_path: Path) -> None:
         session = engine.open("a")
         running = Later(lambda: session.turn(tokens=[1], sampling=greedy(None)))
         hold.wait_going()
-        front = engine._core._transport._host.front  # type: ignore[attr-defined]
+        front = engine._core._transport._front  # type: ignore[attr-defined]
 
         def broken(message: Any) -> None:
             raise ZeroDivisionError

@@ -1,0 +1,188 @@
+"""The front in a process of its own, as core's process sees it.
+
+::
+
+    core thread  --put-->  frames  ==link==>  front: clients, text
+    main thread  <-------  frames  <==link==  front
+         `-----> inbox of core
+
+The main thread reads whatever core is doing, so the front never waits for core; core waits in
+:meth:`FrontProcess.put` while the front is behind by more than the link holds. Either process
+notices at the link that the other is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from sessionkv.actor.front_link import FrontEnded, FrontStarted, StartFront, link_codec
+from sessionkv.engine.messages import CoreMessage, CoreStopped
+from sessionkv.errors import ConnectionLost, EngineStartFailed
+from sessionkv.ipc.frames import FrameSocket
+from sessionkv.ipc.limits import LINGER_MS
+from sessionkv.ipc.waker import Waker
+
+if TYPE_CHECKING:
+    from sessionkv.actor.host import CoreHost
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE_S = 5.0
+"""How long an engine that is to end waits for a front that takes nothing."""
+_EXIT_S = LINGER_MS / 1000 + 2.0
+"""How long the front's process may take to exit, its last replies included."""
+
+
+class FrontProcess:
+    """Starts, feeds and ends the front's process. A ``FrontSink``.
+
+    Attributes:
+        stopped: Core's last message, once it was put.
+        is_lost: The front ended before core did.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        """Start the process; it waits for :meth:`begin`.
+
+        Args:
+            listener: Where clients come; the process's own from here on.
+        """
+        self.stopped: CoreStopped | None = None
+        self.is_lost = False
+        self._codec = link_codec()
+        self._waker = Waker()
+        self._stop_asked = False
+        self._ended = False
+        self._waiting_since: float | None = None
+        self._frames, theirs = FrameSocket.pair()
+        with listener, theirs:
+            fds = (theirs.fileno(), listener.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sessionkv.actor.front_main", *map(str, fds)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is this process's to handle
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the front."""
+        return self._process.pid
+
+    def begin(self, start: StartFront) -> None:
+        """Have clients served; waits until they are.
+
+        Raises:
+            ModelError: The front cannot use the model's text.
+            EngineStartFailed: The front's process died.
+        """
+        try:
+            self._frames.send(self._codec.encode([start]))
+            while not (frames := self._frames.receive()):
+                pass
+        except ConnectionLost:
+            raise EngineStartFailed("the engine's front died while it was started") from None
+        started: FrontStarted
+        (started,) = self._codec.decode(frames[0])
+        if started.error is not None:
+            raise started.error
+
+    # FrontSink: the core's side
+
+    def put(self, messages: list[CoreMessage]) -> None:
+        """The core thread; waits while the front is far behind."""
+        if isinstance(messages[-1], CoreStopped):
+            self.stopped = messages[-1]
+        frame = self._codec.encode(messages)
+        self._waiting_since = time.monotonic()
+        try:
+            self._frames.send(frame)
+        except ConnectionLost:
+            return  # the main thread sees it too, and has core end
+        if self.stopped is None:
+            self._waiting_since = None
+
+    # The main thread
+
+    def stop(self) -> None:
+        """Begin to drain; :meth:`run` returns when it is done. Signal handlers too."""
+        self._stop_asked = True
+        self._waker.wake()
+
+    def run(self, host: CoreHost) -> None:
+        """Pass on what the front says until core has stopped and clients know, or one is lost."""
+        beat_s = host.setup.limits.heartbeat_s / 2
+        beat = self._codec.encode([])
+        next_beat, draining = 0.0, False
+        poller = select.poll()
+        poller.register(self._frames.fd, select.POLLIN)
+        poller.register(self._waker.fd, select.POLLIN)
+        try:
+            while not self._ended:
+                if not host.is_running and self.stopped is None:
+                    _log.error("the engine's core ended without a word; the engine ends")
+                    return
+                now = time.monotonic()
+                if now >= next_beat:
+                    next_beat = now + beat_s
+                    self._frames.send_if_free(beat)
+                    self._give_up_if_stuck(now)
+                ready = dict(poller.poll(math.ceil(max(0.0, next_beat - now) * 1000)))
+                if self._waker.fd in ready:
+                    self._waker.clear()
+                if self._stop_asked and not draining:
+                    draining = True
+                    host.drain()
+                if self._frames.fd in ready:
+                    self._take_in(host)
+        except ConnectionLost:
+            self.is_lost = True
+            _log.error("the engine's front died; the engine ends")
+
+    def _take_in(self, host: CoreHost) -> None:
+        for frame in self._frames.receive():
+            for message in self._codec.decode(frame):
+                if isinstance(message, FrontEnded):
+                    self._ended = True
+                else:
+                    host.inbox.put(message)
+
+    def _give_up_if_stuck(self, now: float) -> None:
+        """An engine that is to end does not wait for a front that does nothing any more."""
+        since = self._waiting_since
+        ending = self._stop_asked or self.stopped is not None
+        if ending and since is not None and now - since > _PATIENCE_S:
+            self._process.kill()
+
+    def leave(self) -> None:
+        """Nobody reads what the front says from here on: unless it has ended, it dies of that."""
+        if not self._ended:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Wait for the process's end, or see to it. Nobody may call :meth:`put` any more."""
+        if not self._ended:
+            self._process.kill()
+        try:
+            self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._frames.close()
+        self._waker.close()
+
+    def __enter__(self) -> FrontProcess:
+        """The front itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
