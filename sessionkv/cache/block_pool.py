@@ -76,6 +76,11 @@ class BlockPool:
         """Blocks held by at least one and not being written."""
         return self.num_blocks - self.num_free - self._num_filling - self.num_cached
 
+    @property
+    def num_releases(self) -> int:
+        """How often a block has become cached so far."""
+        return self._order.num_added
+
     def ledger(self) -> TierLedger:
         """Blocks by state."""
         return TierLedger(
