@@ -13,6 +13,7 @@ disk       may be loaded, published   may be loaded, private
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from sessionkv.cache.chain import TokenChain
@@ -72,8 +73,8 @@ def choose(found: Found, residency: Residency) -> Choice:
     size = residency.block_size
     tokens = dict.fromkeys(Tier, 0)
     tokens[Tier.DEVICE] = len(found.held) * size
-    for source in found.rest:
-        tokens[tier_of(source)] += size
+    for tier, count in Counter(map(tier_of, found.rest)).items():
+        tokens[tier] += count * size
     loads = (tokens[Tier.HOST] + tokens[Tier.DISK]) // size
     choice = Choice(found.held, found.rest, tokens, loads)
     if found.tail is not None:

@@ -135,8 +135,7 @@ class Spiller:
             return []
         # Dropping at once, not at the next try, makes each round of a small host tier count: its
         # blocks may be displaced by the next spills.
-        for block in residency.clean_run(device, max(wanted - device.num_free, 0)):
-            residency.evict_device(block)
+        residency.evict_device(residency.clean_run(device, max(wanted - device.num_free, 0)))
         short = self._await_moves(Tier.DEVICE, wanted - device.num_free)
         spilling = self._num_in_flight(Tier.DEVICE)
         lacking = max(wanted, self._ahead[Tier.DEVICE]) - device.num_free - spilling
