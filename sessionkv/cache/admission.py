@@ -57,23 +57,23 @@ class Choice:
         return self.loads + copied
 
     def blocks_in(self, tier: Tier) -> list[int]:
-        """Blocks in DEVICE or HOST that have the content, in order of the chain."""
+        """Blocks in DEVICE or HOST that are used there, in order of the chain."""
         sources = self.rest if self.tail is None else [*self.rest, self.tail]
-        found = self.held[:] if tier is Tier.DEVICE else []
-        for source in sources:
-            if isinstance(source, Entry) and source.tier is tier:
-                block = source.device if tier is Tier.DEVICE else source.host
-                found += [] if block is None else [block]
-        return found
+        entries = [source for source in sources if isinstance(source, Entry)]
+        if tier is Tier.DEVICE:
+            return self.held + [e.device for e in entries if e.device is not None]
+        return [e.host for e in entries if e.device is None and e.host is not None]
 
 
 def choose(found: Found, residency: Residency) -> Choice:
     """What of a match is used: all but some tails. A question."""
     size = residency.block_size
     tokens = dict.fromkeys(Tier, 0)
-    tokens[Tier.DEVICE] = len(found.held) * size
-    for source in found.rest:
-        tokens[tier_of(source)] += size
+    entries = [source for source in found.rest if isinstance(source, Entry)]
+    num_on_device = sum(entry.device is not None for entry in entries)
+    tokens[Tier.DEVICE] = (len(found.held) + num_on_device) * size
+    tokens[Tier.HOST] = (len(entries) - num_on_device) * size
+    tokens[Tier.DISK] = (len(found.rest) - len(entries)) * size
     loads = (tokens[Tier.HOST] + tokens[Tier.DISK]) // size
     choice = Choice(found.held, found.rest, tokens, loads)
     if found.tail is not None:
@@ -157,16 +157,16 @@ class Admitter:
         table, start = sequence.table, len(sequence.table)
         loads: list[Load | None] = []
         for source in choice.rest:
-            block = source.device if isinstance(source, Entry) else None
-            load = None
-            if block is None:
-                block = fresh.pop()
-                load = _load(len(table), source, block, tokens=size, private=False)
+            if isinstance(source, Entry) and (block := source.device) is not None:
+                table.append(block)
+                loads.append(None)
+                continue
+            block = fresh.pop()
+            loads.append(_load(len(table), source, block, size))
             table.append(block)
-            loads.append(load)
         if choice.tail is not None:
-            block, tokens = fresh.pop(), choice.tail_tokens
-            loads.append(_load(len(table), choice.tail, block, tokens=tokens, private=True))
+            block = fresh.pop()
+            loads.append(_load(len(table), choice.tail, block, choice.tail_tokens, private=True))
             table.append(block)
         self._residency.host.lease_chain(choice.blocks_in(Tier.HOST))
         return Gap(sequence.seq_id, loads, start=start, end_tokens=end_tokens)
@@ -195,11 +195,10 @@ def _device_block(source: Source) -> int:
     return source.device
 
 
-def _load(position: int, source: Source, block: int, *, tokens: int, private: bool) -> Load:
+def _load(position: int, source: Source, block: int, tokens: int, *, private: bool = False) -> Load:
     if isinstance(source, DiskBlock):
         return Load(position, source.record, block, Tier.DISK, source.slot, tokens, private)
-    if source.host is None:
+    place = source.host
+    if place is None:
         raise TypeError(f"{source} is in no tier to load from")
-    return Load(
-        position, source.record, block, Tier.HOST, source.host, tokens, private, entry=source
-    )
+    return Load(position, source.record, block, Tier.HOST, place, tokens, private, source)

@@ -76,6 +76,11 @@ class BlockPool:
         """Blocks held by at least one and not being written."""
         return self.num_blocks - self.num_free - self._num_filling - self.num_cached
 
+    @property
+    def num_releases(self) -> int:
+        """How often a block has become cached so far."""
+        return self._order.num_added
+
     def ledger(self) -> TierLedger:
         """Blocks by state."""
         return TierLedger(
@@ -245,6 +250,27 @@ class BlockPool:
             self._unlist(block)
             self._to_free(block)
 
+    def forget_cached(self, blocks: Iterable[int]) -> list[BlockHash]:
+        """As :meth:`forget` of cached blocks that nobody holds, in a tight loop; their keys.
+
+        Raises:
+            LeaseError: One of them is not cached; those before it are forgotten.
+        """
+        leases, keys_of, held_by = self._leases, self._keys, self._order.held_by
+        unfilled, awaited, freed, free = self._unfilled, self._awaited, self._freed, self._free
+        keys: list[BlockHash] = []
+        for block in blocks:
+            listed, key = held_by[block], keys_of[block]
+            if listed is None or key is None or leases[block]:
+                raise LeaseError(f"block {block} of {self.tier} is not cached")
+            del listed[block]
+            held_by[block] = keys_of[block] = None
+            unfilled[block] = awaited[block] = 0
+            free.append(block)
+            freed[block] = None
+            keys.append(key)
+        return keys
+
     def take_freed(self) -> tuple[int, ...]:
         """Blocks that became free since the last call and still are."""
         freed = tuple(self._freed)
@@ -283,4 +309,4 @@ class BlockPool:
 
     def _rank_of(self, block: int) -> int:
         key = self._keys[block]
-        return 0 if key is None else self.rank_of(key)
+        return 0 if key is None else self._rank(key, self.tier)

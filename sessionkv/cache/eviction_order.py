@@ -86,6 +86,11 @@ class EvictionOrder:
     def __contains__(self, block: int) -> bool:
         return self.held_by[block] is not None
 
+    @property
+    def num_added(self) -> int:
+        """How often a block has joined so far."""
+        return self._newest - self._oldest
+
     def add(self, block: int, *, full: bool, to_cold_end: bool = False) -> None:
         """A block was released: the last to go of its class, or the first."""
         into = self._fresh[full]

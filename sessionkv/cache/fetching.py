@@ -21,9 +21,9 @@ from sessionkv.types import (
     TransferResult,
 )
 
-MOVES_PER_FETCH = 32
-"""Small enough that computing soon learns how fast loads are, large enough that an answer costs
-little beside its blocks."""
+MOVES_PER_FETCH = 64
+"""Small enough that computing soon learns how fast loads are, large enough that an answer, after
+which the sequence is looked at again, costs little beside its blocks."""
 
 _WHY_LOST = {
     MoveOutcome.CORRUPT: MissReason.CORRUPT,

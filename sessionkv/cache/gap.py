@@ -135,6 +135,15 @@ class Gap:
         load = self.at(position)
         return load is None or load.outcome is MoveOutcome.OK
 
+    def there(self) -> list[Load | None]:
+        """Those from the front on whose content is on the device, up to the first that lacks."""
+        run: list[Load | None] = []
+        for load in self._loads[self.front - self._start :]:
+            if load is not None and load.outcome is not MoveOutcome.OK:
+                break
+            run.append(load)
+        return run
+
     def limit(self) -> int | None:
         """First position from the front on that is loading or there; None without any.
 

@@ -79,9 +79,11 @@ class Counters:
     corrupt: int = 0
     duplicates: int = 0
 
-    def count_eviction(self, tier: Tier, *, waited: bool) -> None:
-        """A block was dropped from ``tier``."""
-        self.evicted[tier] = self.evicted.get(tier, 0) + 1
+    def count_evictions(self, tier: Tier, count: int, *, waited: int) -> None:
+        """So many blocks were dropped from ``tier``; for ``waited`` of them somebody waited."""
+        if not count:
+            return
+        self.evicted[tier] = self.evicted.get(tier, 0) + count
         self.waited[tier] = self.waited.get(tier, 0) + waited
 
     def count_move(self, source: Tier, target: Tier, *, succeeded: bool) -> None:

@@ -80,10 +80,10 @@ def find(
         version: Kept in the result.
     """
     held = _device_run(chain, index)
-    rest: list[Source] = []
+    rest: list[Source] = [*_host_run(chain, len(held), index, (staged, *coming))]
     lenders: set[int] = set()
     on_disk = {block.record.key: block for block in receipt.blocks} if receipt else {}
-    for source in _sources(chain, len(held), index.entries, (staged, on_disk)):
+    for source in _sources(chain, len(held) + len(rest), index.entries, (staged, on_disk)):
         if isinstance(source, StagedBlock):
             if rest:
                 break
@@ -133,6 +133,39 @@ def _device_run(chain: TokenChain, index: PrefixIndex) -> list[int]:
         if record.token_ids != tokens or record.parent != parent:
             break
         run.append(block)
+    return run
+
+
+def _host_run(
+    chain: TokenChain,
+    start: int,
+    index: PrefixIndex,
+    elsewhere: tuple[Collection[BlockHash], ...],
+) -> list[Entry]:
+    """Full blocks from ``start`` on that are on the host alone, up to the first that is not.
+
+    What is brought to the device by somebody is ``elsewhere`` too. The usual rest of a match, in a
+    tight loop.
+    """
+    usable = usable_blocks(chain)
+    entry_of = index.entries.get
+    elsewhere = tuple(keys for keys in elsewhere if keys)
+    run: list[Entry] = []
+    for key, parent, tokens in zip(
+        chain.hashes[start:usable],
+        chain.parents(usable)[start:],
+        chain.block_tokens(usable)[start:],
+        strict=False,
+    ):
+        entry = entry_of(key)
+        if entry is None or entry.device is not None:
+            break
+        record = entry.record
+        if record.token_ids != tokens or record.parent != parent:
+            break
+        if elsewhere and _is_in(key, elsewhere):
+            break
+        run.append(entry)
     return run
 
 

@@ -6,6 +6,8 @@ back; blocks that have arrived join as soon as the front stands before them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sessionkv.cache.gap import Gap, Load
 from sessionkv.cache.residency import Residency
 from sessionkv.cache.sequence import RunningSequence, TailOrigin
@@ -16,19 +18,14 @@ def advance(sequence: RunningSequence, gap: Gap, residency: Residency) -> Meetin
     """Bring the front up to date; the gap ends with the last of its positions. O(blocks passed)."""
     size = residency.block_size
     pass_computed(sequence, gap, residency)
-    joined: list[tuple[Tier, int]] = []
     before = gap.front
     # Behind a block that is only begun nothing joins yet.
-    while sequence.committed == gap.front * size and gap.is_there(gap.front):
-        load = gap.at(gap.front)
-        tier, tokens = (Tier.DEVICE, size) if load is None else (load.source, load.tokens)
-        if joined and joined[-1][0] is tier:
-            tokens += joined.pop()[1]
-        joined.append((tier, tokens))
-        sequence.committed += size if load is None else load.tokens
-        if load is not None and load.private:
-            _continue_tail(sequence, load, residency)
-        gap.front += 1
+    run = gap.there() if sequence.committed == gap.front * size else []
+    joined = _tokens_by_tier(run, size)
+    gap.front += len(run)
+    sequence.committed += sum(tokens for _, tokens in joined)
+    if run and (last := run[-1]) is not None and last.private:
+        _continue_tail(sequence, last, residency)
     if joined:
         sequence.boundary = (sequence.committed // size + 1) * size
         _count_hits(sequence, min(gap.front, sequence.committed // size) - before, residency)
@@ -44,6 +41,20 @@ def advance(sequence: RunningSequence, gap: Gap, residency: Residency) -> Meetin
         unclaimed=gap.unclaimed,
         loading=gap.loading,
     )
+
+
+def _tokens_by_tier(run: Iterable[Load | None], size: int) -> list[tuple[Tier, int]]:
+    """Tokens of blocks in order, with the tier they came from: DEVICE where nothing was loaded."""
+    joined: list[tuple[Tier, int]] = []
+    tier, tokens = Tier.DEVICE, 0
+    for load in run:
+        source = Tier.DEVICE if load is None else load.source
+        if source is not tier:
+            joined.append((tier, tokens))
+            tier, tokens = source, 0
+        tokens += size if load is None else load.tokens
+    joined.append((tier, tokens))
+    return [(tier, tokens) for tier, tokens in joined if tokens]
 
 
 def pass_computed(sequence: RunningSequence, gap: Gap, residency: Residency) -> None:

@@ -7,6 +7,8 @@ Knows no sequences, no transfers, no policy of when.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sessionkv.cache.block_pool import BlockPool, BlockState
 from sessionkv.cache.evicted import EvictedKeys
 from sessionkv.cache.ledger import Contents, Counters
@@ -137,8 +139,10 @@ class Residency:
     def device_is_clean(self, block: int) -> bool:
         """Whether dropping a cached device block loses nothing that the tier below could hold."""
         entry = self.entry_of(self.device, block)
+        if entry.host is not None:
+            return True
         if self.host.num_blocks:
-            return entry.host is not None or entry.host_refused
+            return entry.host_refused
         return entry.on_disk or entry.disk_refused or not self.spill_to_disk
 
     def host_is_clean(self, block: int) -> bool:
@@ -153,18 +157,22 @@ class Residency:
     def _is_on_device(self, block: int) -> bool:
         return self.entry_of(self.host, block).device is not None
 
-    def evict_device(self, block: int) -> None:
-        """Drop a cached device block."""
-        entry = self.entry_of(self.device, block)
-        self.counters.count_eviction(Tier.DEVICE, waited=self.device.is_awaited(block))
-        self.device.forget(block)
-        entry.device = None
-        self._left(entry)
+    def evict_device(self, blocks: Sequence[int]) -> None:
+        """Drop cached device blocks, in this order: the loop over a whole history."""
+        device, entries = self.device, self.index.entries
+        num_awaited = sum(map(device.is_awaited, blocks))
+        self.counters.count_evictions(Tier.DEVICE, len(blocks), waited=num_awaited)
+        self.version += bool(blocks)
+        for key in device.forget_cached(blocks):
+            entry = entries[key]
+            entry.device = None
+            if entry.host is None:
+                self._left(entry)
 
     def evict_host(self, block: int) -> None:
         """Drop a cached host block."""
         entry = self.entry_of(self.host, block)
-        self.counters.count_eviction(Tier.HOST, waited=self.host.is_awaited(block))
+        self.counters.count_evictions(Tier.HOST, 1, waited=self.host.is_awaited(block))
         self.host.forget(block)
         entry.host = None
         self._left(entry)
@@ -284,8 +292,7 @@ class Residency:
             if len(victims) < short:
                 self.wanted = max(self.wanted, count)
                 return None
-            for block in victims:
-                self.evict_device(block)
+            self.evict_device(victims)
         self.taken += count
         return self.device.allocate(count)
 

@@ -55,6 +55,7 @@ class Spiller:
         self._overtaken: set[BlockHash] = set()
         self._host_wanted = 0
         self._at_rest: tuple[int, int, int] | None = None
+        self._device_at_rest: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         """Transfers in flight."""
@@ -128,17 +129,22 @@ class Spiller:
         below = self._tier_below_device()
         if below is None:
             return []
+        # What arrives for a sequence becomes nobody's to go: nothing is to be looked for then.
+        books = (self._ahead[Tier.DEVICE], device.num_releases, device.num_cached, device.num_free)
+        if not wanted and books == self._device_at_rest:
+            return []
         # Dropping at once, not at the next try, makes each round of a small host tier count: its
         # blocks may be displaced by the next spills.
-        for block in residency.clean_run(device, max(wanted - device.num_free, 0)):
-            residency.evict_device(block)
+        residency.evict_device(residency.clean_run(device, max(wanted - device.num_free, 0)))
         short = self._await_moves(Tier.DEVICE, wanted - device.num_free)
         spilling = self._num_in_flight(Tier.DEVICE)
         lacking = max(wanted, self._ahead[Tier.DEVICE]) - device.num_free - spilling
         copies: list[_Copy] = []
+        self._device_at_rest = books
         for block in device.coldest(max(lacking, 0)):
             if residency.device_is_clean(block):
                 continue
+            self._device_at_rest = None
             if len(copies) + spilling >= MAX_SPILLS:
                 break
             if len(copies) < short:
@@ -266,7 +272,7 @@ class Spiller:
     def finish(self, result: TransferResult) -> None:
         """Take in an answer. Sources have kept their place in the order of eviction."""
         job = self._jobs.pop(result.transfer_id)
-        self._at_rest = None
+        self._at_rest = self._device_at_rest = None
         transfer = job.transfer
         pool = self._pool(transfer.src)
         for entry, move, outcome in zip(job.entries, transfer.moves, result.outcomes, strict=True):

@@ -4,8 +4,8 @@ Fetches (to the device) go before spills. What passes through staging goes befor
 are short, and the disk waits for the memory they free. The thread never waits for the disk: the
 store answers into the lane, which is why a disk that hangs holds up nothing else.
 
-Where copies run beside the thread, the next transfer is started before the one before has ended, so
-that the bus has no pause between two.
+Where copies run beside the thread, the next transfers are started before the one before has ended,
+so that the bus has no pause between two.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from sessionkv.store.worker import Answers, StoreWorker
 from sessionkv.types import BlockMove, MoveOutcome, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
+
+STARTED = 4
+"""Transfers under way at a time where copies run beside the thread: while the device is at the
+first, the others are some milliseconds of work, for which the thread may be kept from its answer by
+whoever holds the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class CopyLane:
         self._device, self._host_view = device, host_view
         self._inbox, self._gates = inbox, gates
         # In host memory a copy has ended when it was started: its answer is not to wait.
-        self._most_started = 1 if device.view is not None else 2
+        self._most_started = 1 if device.view is not None else STARTED
         self._staged: StagedMoves | None = None
         self._changed = threading.Condition()
         self._fetches: deque[Ordered] = deque()

@@ -24,6 +24,10 @@ AHEAD_S = 0.1
 looks again about as often."""
 SLACK = 1.5
 """Loads are claimed for a step that takes this times what is foreseen: they should not run dry."""
+MEETING_GAIN = 0.125
+"""Computing beside loads must be foreseen to take so much less than loading alone. Less than that
+is what a step costs besides: a device and a host that load and compute at once do each of them
+slower, and what arrives meanwhile waits for the step's end."""
 _IDLE = Lane()
 
 
@@ -90,7 +94,8 @@ class _Outlook:
     def best_point(self) -> int:
         """Nothing computed, everything, or where both cursors end at once: whatever is soonest.
 
-        Of equal ones the one that loads most: loading leaves the device to others.
+        Both at once where that gains enough on loading alone. Of equal ones the one that loads
+        most: loading leaves the device to others.
         """
         if not self._rates.knows_computing:
             return self._first
@@ -101,8 +106,15 @@ class _Outlook:
                 high = middle
             else:
                 low = middle + 1
-        points = {self._first, max(low - 1, self._first), low, self._limit}
-        return min(points, key=lambda point: (self._cost(point), point))
+        costs = {
+            point: self._cost(point)
+            for point in (self._first, max(low - 1, self._first), low, self._limit)
+        }
+        best = min(costs, key=lambda point: (costs[point], point))
+        is_meeting = best != self._limit
+        if is_meeting and costs[best] > (1.0 - MEETING_GAIN) * costs[self._first]:
+            return self._first
+        return best
 
     def is_everything(self, point: int) -> bool:
         """Whether the rest of the prompt would be computed right on, with nothing loaded."""

@@ -17,6 +17,9 @@ class Tier(enum.Enum):
     HOST = "host"
     DISK = "disk"
 
+    # Enum hashes the name, in Python; tiers are looked up several times for every block moved.
+    __hash__ = object.__hash__
+
     @property
     def rank(self) -> int:
         """0 for DEVICE, 1 for HOST, 2 for DISK."""

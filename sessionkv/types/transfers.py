@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sessionkv.types.blocks import BlockRecord, Tier
 
 
-@dataclass(frozen=True, slots=True)
-class BlockMove:
-    """One block to copy.
+class BlockMove(NamedTuple):
+    """One block to copy. A tuple, as thousands are made at a time.
 
     Attributes:
         record: Identity of the content; disk writes store it, disk reads verify it.

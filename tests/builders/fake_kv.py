@@ -1,5 +1,6 @@
 """A cache for tests of the scheduler alone: a free list, scripted matches, a record of calls."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sessionkv.types import (
@@ -188,6 +189,6 @@ class _Gap:
             self.end_tokens,
             min(ahead) * self.size if ahead else None,
             self.unclaimed,
-            {},
+            Counter(self.tier_of[at] for at, state in self.states.items() if state == "loading"),
             over=self.front_tokens >= self.end_tokens,
         )

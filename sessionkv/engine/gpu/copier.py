@@ -5,12 +5,14 @@ behind kernels. What orders them behind compute is a fence: an event on the comp
 is enough is said in :mod:`sessionkv.engine.device_memory`.
 
 A block is copied whole: its extent is contiguous, and a copy of that size reaches the speed of the
-bus wherever the block lies. The pool may as well be a tensor on the CPU, for tests: then there are
-no streams and copies end as they are made.
+bus wherever the block lies. All copies of a call are enqueued at once where the runtime can
+(:mod:`sessionkv.engine.gpu.batched_copies`). The pool may as well be a tensor on the CPU, for
+tests: then there are no streams and copies end as they are made.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sessionkv.engine.device_memory import Copied, Copy, Copying
+from sessionkv.engine.device_memory import Copied, Copy, Copying, address_of
+from sessionkv.engine.gpu.batched_copies import BatchedCopies
 from sessionkv.engine.pinning import Pinner
 
 _log = logging.getLogger(__name__)
@@ -30,11 +33,11 @@ _PORTABLE = 1
 
 @dataclass(frozen=True, slots=True)
 class _Enqueued:
-    """Copies on a stream; ``kept`` are the tensors over their ends."""
+    """Copies on a stream; ``kept`` is the host's memory."""
 
     ended: torch.cuda.Event
     arrived: list[bool]
-    kept: list[Tensor]
+    kept: Sequence[Copy]
 
     def wait(self) -> list[bool]:
         """See :class:`~sessionkv.engine.device_memory.Copying`."""
@@ -69,15 +72,23 @@ class GpuCopier:
 
     view = None
 
-    def __init__(self, pool: Tensor) -> None:
-        """Over a contiguous pool ``[num_blocks, ...]`` of any dtype, which is kept until close."""
+    def __init__(self, pool: Tensor, *, batched: BatchedCopies | None = None) -> None:
+        """Over a contiguous pool ``[num_blocks, ...]`` of any dtype, which is kept until close.
+
+        Args:
+            pool: On a GPU, or on the CPU for tests.
+            batched: Other than the runtime's own, for tests.
+        """
         self._extents = pool.view(pool.shape[0], -1).view(torch.uint8)
+        self._num_blocks, self._block_bytes = self._extents.shape
         self._device = pool.device
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         self._pinner: Pinner | None = None
+        self._batched = batched
         if pool.is_cuda:
             self._streams = _stream(pool.device), _stream(pool.device)
             self._pinner = Pinner(CudaRegistrar(pool.device))
+            self._batched = batched or BatchedCopies.of_runtime()
 
     def pin(self, memory: memoryview, block_bytes: int) -> None:
         """Register host memory in the background; see :mod:`sessionkv.engine.pinning`."""
@@ -97,13 +108,11 @@ class GpuCopier:
 
     def copy_out(self, copies: Sequence[Copy], after: object) -> Copying:
         """Copy blocks to host memory; memory that is not pinned is waited for here."""
-        extents, memories, arrived = self._ends(copies)
-        return self._copy(memories, extents, arrived, stream=0, after=after)
+        return self._copy(copies, after, is_in=False)
 
     def copy_in(self, copies: Sequence[Copy], after: object) -> Copying:
         """Copy host memory to blocks; as :meth:`copy_out`."""
-        extents, memories, arrived = self._ends(copies)
-        return self._copy(extents, memories, arrived, stream=1, after=after)
+        return self._copy(copies, after, is_in=True)
 
     def close(self) -> None:
         """Wait for what is under way, unregister host memory, let go of the pool."""
@@ -115,41 +124,45 @@ class GpuCopier:
                 self._pinner.close()
             del self._extents
 
-    def _ends(self, copies: Sequence[Copy]) -> tuple[list[Tensor], list[Tensor], list[bool]]:
-        """Bytes at both ends of the copies that can be made, and which these are."""
-        extents: list[Tensor] = []
-        memories: list[Tensor] = []
-        arrived: list[bool] = []
-        for block_id, memory in copies:
-            fits = 0 <= block_id < len(self._extents) and memory.nbytes == self._extents.shape[1]
-            arrived.append(fits)
-            if fits:
-                extents.append(self._extents[block_id])
-                memories.append(torch.frombuffer(memory, dtype=torch.uint8))
-            else:
-                _log.error("%d bytes cannot be copied with block %d", memory.nbytes, block_id)
-        return extents, memories, arrived
-
     @torch.inference_mode()
-    def _copy(
-        self,
-        targets: list[Tensor],
-        sources: list[Tensor],
-        arrived: list[bool],
-        *,
-        stream: int,
-        after: object,
-    ) -> Copying:
-        """Copy each source to its target; ``stream`` is the direction's, 0 out and 1 in."""
+    def _copy(self, copies: Sequence[Copy], after: object, *, is_in: bool) -> Copying:
+        """Copy what can be copied, on the stream of the direction."""
+        arrived = [self._fits(*copy) for copy in copies]
+        fitting = list(itertools.compress(copies, arrived))
         if self._streams is None:
-            _copy_each(targets, sources)
+            self._enqueue(fitting, 0, is_in=is_in)
             return Copied(arrived)
-        with torch.cuda.stream(self._streams[stream]):
+        stream = self._streams[is_in]
+        with torch.cuda.stream(stream):
             if isinstance(after, torch.cuda.Event):
-                self._streams[stream].wait_event(after)
-            _copy_each(targets, sources)
-            ended = _recorded(self._streams[stream])
-        return _Enqueued(ended, arrived, [*targets, *sources])
+                stream.wait_event(after)
+            self._enqueue(fitting, stream.cuda_stream, is_in=is_in)
+            ended = _recorded(stream)
+        return _Enqueued(ended, arrived, fitting)
+
+    def _fits(self, block_id: int, memory: memoryview) -> bool:
+        fits = 0 <= block_id < self._num_blocks and memory.nbytes == self._block_bytes
+        if not fits:
+            _log.error("%d bytes cannot be copied with block %d", memory.nbytes, block_id)
+        return fits
+
+    def _enqueue(self, copies: Sequence[Copy], stream: int, *, is_in: bool) -> None:
+        """All at once; one by one where that cannot be, on the current stream."""
+        if copies and not self._enqueue_batch(copies, stream, is_in=is_in):
+            extents = [self._extents[block_id] for block_id, _ in copies]
+            memories = [torch.frombuffer(memory, dtype=torch.uint8) for _, memory in copies]
+            torch._foreach_copy_(
+                *((extents, memories) if is_in else (memories, extents)), non_blocking=True
+            )
+
+    def _enqueue_batch(self, copies: Sequence[Copy], stream: int, *, is_in: bool) -> bool:
+        if self._batched is None:
+            return False
+        first, num_bytes = self._extents.data_ptr(), self._block_bytes
+        extents = [first + block_id * num_bytes for block_id, _ in copies]
+        memories = [address_of(memory) for _, memory in copies]
+        targets, sources = (extents, memories) if is_in else (memories, extents)
+        return self._batched.enqueue(targets, sources, num_bytes, stream=stream)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
@@ -175,13 +188,3 @@ def _check(status: Any) -> None:
     """A status of the CUDA runtime, of whatever type this version of torch gives it."""
     if int(status):
         raise torch.cuda.CudaError(int(status))
-
-
-def _copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """One copy of memory for each pair.
-
-    In one call, which gives up the interpreter lock once: a thread that takes it again for each
-    block would have to wait each time that the step loop holds it.
-    """
-    if targets:
-        torch._foreach_copy_(targets, sources, non_blocking=True)

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Collection
 
 from sessionkv.config import SchedulerConfig
-from sessionkv.engine.scheduler.ahead import continued
+from sessionkv.engine.scheduler.ahead import continued, num_awaited
 from sessionkv.engine.scheduler.batch import Batch, StepBudget
 from sessionkv.engine.scheduler.fairness import OUTPUT_WEIGHT
 from sessionkv.engine.scheduler.kv import KVCache
@@ -153,6 +153,9 @@ class Scheduler:
         if sequence is not None:
             sequence.num_arrived += fetched.num_blocks
             sequence.lost.update(fetched.lost)
+            # What is lost has to be computed: then there is something to decide.
+            left = 0 if fetched.lost else sequence.num_awaited - fetched.num_blocks
+            sequence.num_awaited = max(left, 0)
         return fetched
 
     def cancel(self, seq_id: int) -> bool:
@@ -287,7 +290,8 @@ class Scheduler:
         """Decide the step after the one in flight, before it is known what that samples.
 
         Only where it is certain that this step would otherwise be the same: nobody could be
-        admitted, and all that run decode, have room, and are in flight. Those that end with the
+        admitted, and all that run decode, have room, and are in flight, or only wait for their
+        loads. Those that end with the
         token in flight by their limit are left out; one that ends otherwise is computed for
         nothing. None where that is not so: the step is then planned by :meth:`schedule`, when the
         one in flight was committed.
@@ -301,7 +305,10 @@ class Scheduler:
         if self._might_admit():
             return None
         going_on = continued(self._life.running, self._reserve)
-        if going_on is None or (self.num_waiting and len(going_on) < self.num_running):
+        if going_on is None:
+            return None
+        num_awaiting = sum(sequence.num_awaited > 0 for sequence in self._life.running)
+        if self.num_waiting and len(going_on) + num_awaiting < self.num_running:
             return None
         batch = Batch(self._kv, self._budget)
         for sequence in going_on:
@@ -382,13 +389,16 @@ class Scheduler:
             self._life.fetched(sequence, now)
             return True
         claims = self._policy.meet(meeting, self._workload(sequence, now))
+        awaited = 0 if sequence.lost else num_awaited(meeting, claims, self._kv.block_size)
         size = self._kv.block_size
         limits = [claims.compute_tokens, meeting.limit_tokens]
         limits += [meeting.unclaimed[tier][-count] * size for tier, count in claims.loads.items()]
         transfers = self._kv.claim(sequence.seq_id, claims.loads)
         self._desk.load(transfers, sequence.receipt, now)
         sequence.compute_limit = min((x for x in limits if x is not None), default=UNBOUNDED)
-        return sequence.compute_limit > sequence.num_computed
+        may_compute = sequence.compute_limit > sequence.num_computed
+        sequence.num_awaited = 0 if may_compute else awaited
+        return may_compute
 
     def _join(self, sequence: Sequence, meeting: Meeting) -> None:
         """Count what arrived, and let the runner start with it."""

@@ -174,6 +174,8 @@ class Sequence:
         found_tokens: Leading tokens of the prompt that the last admission found, in any tier.
         lost: Blocks among them, by position in the table, that could not be loaded, and why.
         num_arrived: Blocks that were loaded for it since.
+        num_awaited: Blocks that are on their way to it, where it can do nothing before all of them
+            are answered; else 0.
         compute_limit: Positions that the next step may compute end there.
         num_known_blocks: Blocks of the table that the runner has been told.
         num_staged: Positions below it are computed, or a step in flight computes them.
@@ -222,6 +224,7 @@ class Sequence:
     found_tokens: int = 0
     lost: dict[int, MissReason] = field(default_factory=dict)
     num_arrived: int = 0
+    num_awaited: int = 0
     copies: tuple[BlockCopy, ...] = ()
     holds_blocks: bool = False
     started: bool = False
@@ -280,7 +283,7 @@ class Sequence:
         """Forget everything about blocks: the sequence is to be admitted anew."""
         self.num_computed = self.num_staged = self.capacity_tokens = self.num_arrived = 0
         self.new_block_ids = ()
-        self.num_known_blocks = self.found_tokens = 0
+        self.num_known_blocks = self.found_tokens = self.num_awaited = 0
         self.compute_limit = UNBOUNDED
         self.lost.clear()
         self.copies = ()

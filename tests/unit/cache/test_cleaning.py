@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sessionkv.types import MoveOutcome, Tier
+from sessionkv.cache.retention_view import Unretained
+from sessionkv.types import BlockHash, MoveOutcome, Tier
 from tests.builders.kv_world import T, World, always
 
 
@@ -142,3 +143,35 @@ def test_without_spilling_to_disk_only_what_is_asked_for_is_written() -> None:
     world.kv.request_clean(world.kv.resident_keys())
     world.make_room()
     assert set(world.disk.writes) == set(world.kv.resident_keys())
+
+
+class Asked(Unretained):
+    """Counts how often somebody looks for what is next to go."""
+
+    count = 0
+
+    def rank(self, key: BlockHash, tier: Tier) -> int:
+        self.count += tier is Tier.DEVICE
+        return super().rank(key, tier)
+
+
+def test_what_arrives_for_a_sequence_makes_nobody_look_for_what_is_next_to_go() -> None:
+    asked = Asked()
+    world = World(device_blocks=16, host_blocks=32, clean_ahead=2, retention=asked)
+    for token in (1, 2, 3, 4, 5):
+        world.turn([token] * 24)
+        step(world)
+    run = world.admit(world.chain([1] * 25), claim=1)
+    assert run is not None
+    for _ in range(3):
+        step(world)
+    world.plan_transfers()
+    looked, answered = asked.count, 0
+    while not run.over:
+        answered += len(world.claim(run, 1))
+        step(world)
+    assert answered > 3
+    assert asked.count == looked
+    world.finish(run)
+    world.plan_transfers()
+    assert asked.count > looked

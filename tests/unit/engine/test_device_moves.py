@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from sessionkv.engine.copy_lanes import STARTED
 from sessionkv.engine.device_memory import DeviceMemory
 from sessionkv.engine.gpu.copier import GpuCopier
 from sessionkv.store.worker import DiskEvicted
@@ -228,20 +229,23 @@ def _long_step() -> None:
         pass
 
 
-def test_the_next_transfer_starts_before_the_one_before_has_ended(bench: Bench) -> None:
+def test_the_next_transfers_start_before_the_one_before_has_ended(bench: Bench) -> None:
     bench.open("before_h2d")
     bench.device.launch(_long_step)
     bench.submit(HOST, DEVICE, [(bench.records[0], 0, 0), (bench.records[1], 1, 1)])
     assert bench.tiers.gates.reached["before_h2d"].wait(30)
-    bench.submit(HOST, DEVICE, [(bench.records[2], 2, 2)])
-    bench.submit(HOST, DEVICE, [(bench.records[3], 3, 3)])
+    for i in range(2, 2 + STARTED):
+        bench.submit(HOST, DEVICE, [(bench.records[i], i, i)])
     began_s = time.monotonic()
     bench.tiers.gates.open("before_h2d")
-    results = [bench.result() for _ in range(3)]
-    assert [result.transfer_id for result in results] == [1, 2, 3]
-    assert bench.device.log[:3] == [
-        ("start", "in", (0, 1)), ("start", "in", (2,)), ("end", "in", (0, 1)),
-    ]  # fmt: skip
+    results = [bench.result() for _ in range(1 + STARTED)]
+    assert [result.transfer_id for result in results] == list(range(1, 2 + STARTED))
+    assert bench.device.log[: STARTED + 2] == [
+        ("start", "in", (0, 1)),
+        *(("start", "in", (i,)) for i in range(2, STARTED + 1)),
+        ("end", "in", (0, 1)),
+        ("start", "in", (STARTED + 1,)),
+    ]
     # Rates come from these: what overlaps counts once.
     assert sum(result.elapsed_s for result in results) <= time.monotonic() - began_s
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor
 
 from sessionkv.engine.device_memory import Copy, copy_bytes, reserve
+from sessionkv.engine.gpu.batched_copies import BatchedCopies
 from sessionkv.engine.gpu.copier import GpuCopier
 
 NUM_BLOCKS = 6
@@ -19,12 +22,14 @@ ELEMENTS = 3 * 5 * 2048  # of two bytes: no multiple of a power of two blocks
 class Ends:
     """A pool of canaries, and host memory of as many blocks."""
 
-    def __init__(self, device: str, *, pinned: bool = True) -> None:
+    def __init__(
+        self, device: str, *, pinned: bool = True, batched: BatchedCopies | None = None
+    ) -> None:
         shape = (NUM_BLOCKS, 3, 5, 2048)
         self.pool = torch.full(shape, -1.5, dtype=torch.bfloat16, device=device)
         self.block_bytes = 2 * ELEMENTS
         self.host = reserve(NUM_BLOCKS * self.block_bytes)
-        self.copier = GpuCopier(self.pool)
+        self.copier = GpuCopier(self.pool, batched=batched)
         if pinned:
             self.copier.pin(self.host, self.block_bytes)
             self.copier.wait_pinned()
@@ -93,7 +98,88 @@ def test_a_pool_made_by_inference_can_be_written() -> None:
     copier.close()
 
 
+# -- all in one call
+
+
+@dataclass
+class FakeRuntime:
+    """The call as C sees it, carried out at once.
+
+    Attributes:
+        status: Answered instead, where it is not 0.
+        calls: How many copies each call was for, and on which stream.
+        forgotten: How often an error was taken away.
+    """
+
+    status: int = 0
+    calls: list[tuple[int, int | None]] = field(default_factory=list)
+    forgotten: int = 0
+
+    def batched(self) -> BatchedCopies:
+        pointers, sizes = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t)
+        number, address = ctypes.c_size_t, ctypes.c_void_p
+        kinds = pointers, pointers, sizes, number, address, sizes, number, address
+        return BatchedCopies(ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self.call), self.forget)
+
+    def call(self, targets, sources, sizes, count, attributes, firsts, num_attributes, stream):
+        self.calls.append((count, stream))
+        order = ctypes.cast(attributes, ctypes.POINTER(ctypes.c_int))[0]
+        if self.status or (order, firsts[0], num_attributes) != (1, 0, 1):
+            return self.status or 1
+        for i in range(count):
+            ctypes.memmove(targets[i], sources[i], sizes[i])
+        return 0
+
+    def forget(self) -> int:
+        self.forgotten += 1
+        return self.status
+
+
+def test_all_copies_of_a_call_are_enqueued_at_once() -> None:
+    runtime = FakeRuntime()
+    ends = Ends("cpu", batched=runtime.batched())
+    canary = ends.block(0)
+    ends.fill_host()
+    sent = [bytes(ends.view(host)) for host in range(NUM_BLOCKS)]
+    copies = [*ends.pairs([(4, 0), (1, 5)]), (NUM_BLOCKS, ends.view(1)), *ends.pairs([(0, 2)])]
+    assert ends.copier.copy_in(copies, None).wait() == [True, True, False, True]
+    expected = [sent[2], sent[5], canary, canary, sent[0], canary]
+    assert [ends.block(block) for block in range(NUM_BLOCKS)] == expected
+    assert ends.copier.copy_out(ends.pairs([(5, 0), (4, 3)]), None).wait() == [True, True]
+    assert [bytes(ends.view(host)) for host in (0, 3)] == [canary, sent[0]]
+    assert ends.copier.copy_in([], None).wait() == []
+    assert runtime.calls == [(3, None), (2, None)]
+    assert runtime.forgotten == 0
+    ends.copier.close()
+
+
+def test_what_cannot_be_enqueued_at_once_is_copied_one_by_one() -> None:
+    runtime = FakeRuntime(status=801)
+    ends = Ends("cpu", batched=runtime.batched())
+    ends.fill_host()
+    assert ends.copier.copy_in(ends.pairs([(3, 1), (2, 0)]), None).wait() == [True, True]
+    assert [ends.block(3), ends.block(2)] == [bytes(ends.view(1)), bytes(ends.view(0))]
+    assert (len(runtime.calls), runtime.forgotten) == (1, 1)
+    ends.copier.close()
+
+
 # -- on a GPU only
+
+
+@pytest.mark.gpu
+def test_the_runtime_takes_all_copies_at_once_on_the_stream_given() -> None:
+    batched = BatchedCopies.of_runtime()
+    assert batched is not None
+    device = torch.arange(12, dtype=torch.int64, device="cuda").view(3, 4)
+    host = torch.zeros((3, 4), dtype=torch.int64, pin_memory=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    rows = [0, 2]
+    targets = [host[row].data_ptr() for row in rows]
+    sources = [device[row].data_ptr() for row in reversed(rows)]
+    assert batched.enqueue(targets, sources, 32, stream=stream.cuda_stream)
+    stream.synchronize()
+    assert host.tolist() == [[8, 9, 10, 11], [0] * 4, [0, 1, 2, 3]]
 
 
 def _busy() -> None:

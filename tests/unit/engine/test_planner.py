@@ -79,6 +79,24 @@ def test_a_much_faster_tier_is_loaded_and_a_much_slower_one_is_not() -> None:
     assert planner(disk_s=10.0).meet(meeting, work(meeting)) == Claims(None)
 
 
+def test_both_at_once_are_worth_it_only_where_they_gain_enough() -> None:
+    meeting = found(disk=100)
+    # 16 ms to compute a block; with loads seven times as fast computing would save an eighth.
+    worth = planner(disk_s=0.0026).meet(meeting, work(meeting, new=1))
+    assert worth == Claims(14 * 16, {DISK: 86})
+    assert planner(disk_s=0.002).meet(meeting, work(meeting, new=1)).compute_tokens == 0
+    # Loading beside a computation costs nobody anything.
+    slow = planner(disk_s=0.2).meet(meeting, work(meeting, new=1))
+    assert slow.compute_tokens == 93 * 16
+    assert slow.loads[DISK] > 0
+
+
+def test_a_bus_is_kept_busy_by_claiming_all_at_once() -> None:
+    meeting = found(2048)
+    made = planner(prefill_s=34e-6, host_s=47e-6)
+    assert made.meet(meeting, work(meeting, new=64)) == Claims(0, {HOST: 2048})
+
+
 def test_tiers_load_side_by_side_each_at_its_own_rate() -> None:
     meeting = found(50, 50)
     claims = planner(host_s=0.001, disk_s=0.008).meet(meeting, work(meeting))

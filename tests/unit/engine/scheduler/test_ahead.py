@@ -2,28 +2,38 @@
 
 import pytest
 
+from sessionkv.engine.scheduler.policy import Claims, LoadPolicy
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import SequenceEvent, SequenceState
 from sessionkv.types import (
     PENDING,
+    DiskReceipt,
     FinishReason,
     Match,
+    MoveOutcome,
     SampledToken,
     SequenceStep,
     StepOutput,
     StepPlan,
+    Tier,
+    Transfer,
+    TransferResult,
 )
 from tests.builders.fake_kv import FakeKV
-from tests.builders.schedules import LoadAll, make_scheduler, make_sequence, spans
+from tests.builders.schedules import Scripted, make_scheduler, make_sequence, spans
 
 EOS = 7
 
 
 def in_flight(
-    *seq_ids: int, kv: FakeKV | None = None, max_tokens: int = 9, **config: object
+    *seq_ids: int,
+    kv: FakeKV | None = None,
+    max_tokens: int = 9,
+    policy: LoadPolicy | None = None,
+    **config: object,
 ) -> tuple[Scheduler, StepPlan]:
     """Sequences of three tokens, prefilled by the step in flight."""
-    scheduler = make_scheduler(kv or FakeKV(20), **config)
+    scheduler = make_scheduler(kv or FakeKV(20), policy=policy, **config)
     for seq_id in seq_ids:
         sequence = make_sequence(
             seq_id, range(3), max_tokens=max_tokens, stop_token_ids=frozenset({EOS})
@@ -129,10 +139,11 @@ def test_a_prompt_that_goes_on_is_planned_in_turn() -> None:
 
 def test_a_sequence_that_fetches_is_planned_in_turn() -> None:
     kv = FakeKV(20)
-    kv.matches = {50: Match(0, 4, 0)}
-    scheduler, plan = in_flight(1, kv=kv, policy=LoadAll())
+    kv.matches = {50: Match(0, 8, 0)}
+    some = Scripted([Claims(0, {Tier.HOST: 1})])  # the policy is to be asked again
+    scheduler, plan = in_flight(1, kv=kv, policy=some)
     collect(scheduler, plan)
-    scheduler.add(make_sequence(2, range(50, 56)), 0.0)
+    scheduler.add(make_sequence(2, range(50, 60)), 0.0)
     plan = scheduler.schedule(0.0)
     assert plan is not None
     assert spans(plan) == [(1, 3, 4)]
@@ -176,6 +187,66 @@ def test_a_place_is_given_away_in_turn_though_others_go_on() -> None:
     assert scheduler.schedule(0.0) is not None
     scheduler.add(make_sequence(3, range(3)), 0.0)
     assert scheduler.schedule_ahead(0.0) is None
+
+
+def beside_a_fetch(**config: object) -> tuple[Scheduler, StepPlan]:
+    """Sequence 1 decodes, its step in flight; sequence 2 fetches: 2 blocks on host, 1 on disk."""
+    kv = FakeKV(20)
+    scheduler, first = in_flight(1, kv=kv, **config)
+    collect(scheduler, first)
+    kv.matches[0] = Match(0, 8, 4)
+    scheduler.add(make_sequence(2, range(14)), 0.0)
+    scheduler.on_receipt(2, DiskReceipt(77, (), None))
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert spans(plan) == [(1, 3, 4)]
+    assert scheduler.get(2).state is SequenceState.FETCHING
+    return scheduler, plan
+
+
+def answer(scheduler: Scheduler, transfer: Transfer, outcome: MoveOutcome = MoveOutcome.OK) -> None:
+    outcomes = (outcome,) * len(transfer.moves)
+    scheduler.on_transfer(TransferResult(transfer.transfer_id, outcomes, 0.1), 0.0)
+
+
+def test_steps_are_planned_ahead_beside_those_who_wait_for_loads() -> None:
+    scheduler, plan = beside_a_fetch()
+    host, disk = scheduler.take_transfers()
+    second = ahead(scheduler)
+    assert spans(second) == [(1, 4, 5)]
+    collect(scheduler, plan)
+    answer(scheduler, disk)  # the front still waits for what lies before
+    third = ahead(scheduler)
+    assert spans(third) == [(1, 5, 6)]
+    collect(scheduler, second)
+    answer(scheduler, host)
+    assert scheduler.schedule_ahead(0.0) is None
+    collect(scheduler, third)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert spans(plan) == [(1, 6, 7), (2, 12, 14)]
+
+
+def test_beside_a_load_that_fails_the_next_step_is_planned_in_turn() -> None:
+    scheduler, plan = beside_a_fetch()
+    host, disk = scheduler.take_transfers()
+    answer(scheduler, disk, MoveOutcome.CORRUPT)
+    assert scheduler.schedule_ahead(0.0) is None
+    collect(scheduler, plan)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert spans(plan) == [(1, 4, 5)]
+    answer(scheduler, host)
+    collect(scheduler, plan)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert spans(plan) == [(1, 5, 6), (2, 8, 14)]
+
+
+def test_those_who_wait_for_loads_or_for_a_place_hold_nobody_up() -> None:
+    scheduler, _ = beside_a_fetch(max_running=2)
+    scheduler.add(make_sequence(3, range(3)), 0.0)
+    assert spans(ahead(scheduler)) == [(1, 4, 5)]
 
 
 def test_those_without_room_are_tried_again_now_and_then() -> None:
