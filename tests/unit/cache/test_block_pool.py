@@ -127,6 +127,20 @@ def test_forgetting_a_held_block_frees_it_later() -> None:
     assert counts(pool) == (1, 0, 0, 0)
 
 
+def test_cached_blocks_are_forgotten_together_in_the_order_given() -> None:
+    pool = full_pool(4)
+    pool.take_freed()
+    assert pool.forget_cached([2, 0]) == [key(2), key(0)]
+    assert counts(pool) == (2, 0, 0, 2)
+    assert pool.take_freed() == (2, 0)
+    assert pool.allocate(2) == [0, 2]
+    pool.lease(1)
+    for block in (0, 1):  # being written, held
+        with pytest.raises(LeaseError, match="not cached"):
+            pool.forget_cached([block])
+    assert counts(pool) == (0, 2, 1, 1)
+
+
 def test_only_an_unfilled_block_of_one_holder_is_reopened() -> None:
     pool = pool_of(2)
     pool.allocate(2)
