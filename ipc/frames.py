@@ -71,9 +71,8 @@ class FrameSocket:
         header = _LENGTH.pack(len(frame))
         try:
             sent = self._socket.sendmsg((header, frame))
-            if sent < len(header) + len(frame):
-                rest = memoryview(header + frame if sent < len(header) else frame)
-                self._socket.sendall(rest[sent if sent < len(header) else sent - len(header) :])
+            if sent < len(header) + len(frame):  # a signal came; rare, so the copy costs nothing
+                self._socket.sendall(memoryview(header + frame)[sent:])
         except OSError as error:
             raise ConnectionLost(f"the other process is gone ({error})") from None
 

@@ -26,10 +26,11 @@ _PLAIN = (int, float, str, bytes, bool, type(None), object)
 
 
 class RecordCodec:
-    """Encodes and decodes batches of records. One thread at a time.
+    """Encodes and decodes batches of records; one thread may encode while another decodes.
 
     A field may be of a plain type, a dataclass, an enumeration, an error, a path, any of the wire's
-    requests, or a sequence, set or optional of these. Mappings and ``Any`` hold plain values.
+    requests, or a sequence or optional of these, or a set of plain ones. Mappings and ``Any`` hold
+    plain values.
     """
 
     def __init__(self, kinds: Sequence[type]) -> None:
@@ -85,8 +86,12 @@ class RecordCodec:
         if isinstance(origin, type) and issubclass(origin, Mapping):
             return None
         if isinstance(origin, type) and issubclass(origin, AbstractSet):
+            if self._reader(inner[0]) is not None:
+                raise TypeError(f"{hint} cannot be read back")
             return frozenset
         if isinstance(origin, type) and issubclass(origin, Sequence):
+            if origin is tuple and inner[1:] != (...,):
+                raise TypeError(f"{hint} cannot be read back")
             return _each(self._reader(inner[0]))
         if isinstance(hint, type):
             if hint not in self._readers:
@@ -101,7 +106,7 @@ class RecordCodec:
         if len(readers) > 1:
             raise TypeError(f"one of {allowed} cannot be told from the others")
         (reader,) = readers
-        return lambda value: None if value is None or reader is None else reader(value)
+        return None if reader is None else lambda value: None if value is None else reader(value)
 
     def _class_reader(self, kind: type) -> Reader:
         if issubclass(kind, enum.Enum | Path):

@@ -172,6 +172,6 @@ class Engine(Client):
             host = CoreHost(build(config, progress=on_progress), config, front)
             undo.callback(host.close)
             front.attach(host)
+            host.start()
             undo.pop_all()
-        host.start()
         super().__init__(transport=front)

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sessionkv.actor.front_link import FrontEnded, FrontStarted, StartFront, link_codec
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 5.0
 """How long an engine that is to end waits for a front that takes nothing."""
+_LOOK_S = 0.5
+"""At least so often the main thread looks whether core and front go on."""
 _EXIT_S = LINGER_MS / 1000 + 2.0
 """How long the front's process may take to exit, its last replies included."""
 
@@ -44,8 +47,9 @@ class FrontProcess:
     """Starts, feeds and ends the front's process. A ``FrontSink``.
 
     Attributes:
-        stopped: Core's last message, once it was put.
-        is_lost: The front ended before core did.
+        stopped: Core's last message. Set by the core thread before that thread ends, so whoever
+            sees the thread ended first and None here after it knows that no word will come.
+        is_lost: The front ended before core did; the main thread's.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -53,24 +57,36 @@ class FrontProcess:
 
         Args:
             listener: Where clients come; the process's own from here on.
+
+        Raises:
+            EngineStartFailed: There can be no other process.
         """
         self.stopped: CoreStopped | None = None
         self.is_lost = False
         self._codec = link_codec()
+        self._beat = self._codec.encode([])
         self._waker = Waker()
         self._stop_asked = False
         self._ended = False
+        # The core thread writes it, the main thread reads it; late is harmless.
         self._waiting_since: float | None = None
+        self._early: list[bytes] = []
         self._frames, theirs = FrameSocket.pair()
         with listener, theirs:
             fds = (theirs.fileno(), listener.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "sessionkv.actor.front_main", *map(str, fds)],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is this process's to handle
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "sessionkv.actor.front_main", *map(str, fds)],
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # a terminal's Ctrl-C is this process's to handle
+                )
+            except OSError as error:
+                self._frames.close()
+                self._waker.close()
+                message = f"the engine's front could not be started ({error})"
+                raise EngineStartFailed(message) from None
 
     @property
     def pid(self) -> int:
@@ -90,8 +106,10 @@ class FrontProcess:
                 pass
         except ConnectionLost:
             raise EngineStartFailed("the engine's front died while it was started") from None
+        # A client that came early may have asked already: its request lies right behind.
+        first, *self._early = frames
         started: FrontStarted
-        (started,) = self._codec.decode(frames[0])
+        (started,) = self._codec.decode(first)
         if started.error is not None:
             raise started.error
 
@@ -119,13 +137,13 @@ class FrontProcess:
 
     def run(self, host: CoreHost) -> None:
         """Pass on what the front says until core has stopped and clients know, or one is lost."""
-        beat_s = host.setup.limits.heartbeat_s / 2
-        beat = self._codec.encode([])
+        beat_s = min(host.setup.limits.heartbeat_s / 2, _LOOK_S)
         next_beat, draining = 0.0, False
         poller = select.poll()
         poller.register(self._frames.fd, select.POLLIN)
         poller.register(self._waker.fd, select.POLLIN)
         try:
+            self._take_in(host, self._early)
             while not self._ended:
                 if not host.is_running and self.stopped is None:
                     _log.error("the engine's core ended without a word; the engine ends")
@@ -133,7 +151,8 @@ class FrontProcess:
                 now = time.monotonic()
                 if now >= next_beat:
                     next_beat = now + beat_s
-                    self._frames.send_if_free(beat)
+                    with suppress(ConnectionLost):  # told by receive, after all that was sent
+                        self._frames.send_if_free(self._beat)
                     self._give_up_if_stuck(now)
                 ready = dict(poller.poll(math.ceil(max(0.0, next_beat - now) * 1000)))
                 if self._waker.fd in ready:
@@ -142,13 +161,13 @@ class FrontProcess:
                     draining = True
                     host.drain()
                 if self._frames.fd in ready:
-                    self._take_in(host)
+                    self._take_in(host, self._frames.receive())
         except ConnectionLost:
             self.is_lost = True
             _log.error("the engine's front died; the engine ends")
 
-    def _take_in(self, host: CoreHost) -> None:
-        for frame in self._frames.receive():
+    def _take_in(self, host: CoreHost, frames: list[bytes]) -> None:
+        for frame in frames:
             for message in self._codec.decode(frame):
                 if isinstance(message, FrontEnded):
                     self._ended = True
@@ -163,7 +182,7 @@ class FrontProcess:
             self._process.kill()
 
     def leave(self) -> None:
-        """Nobody reads what the front says from here on: unless it has ended, it dies of that."""
+        """Kill the front unless it has ended: nobody reads it, and core must not wait for it."""
         if not self._ended:
             self._process.kill()
 

@@ -19,6 +19,7 @@ from sessionkv.engine.build import BuiltEngine
 from sessionkv.engine.core import Core, FrontSink
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.messages import Drain
+from sessionkv.errors import EngineStartFailed
 from sessionkv.text.folder import TextFiles
 
 _log = logging.getLogger(__name__)
@@ -64,9 +65,17 @@ class CoreHost:
         return self._core.inbox
 
     def start(self) -> None:
-        """Start the step loop; returns when it has what it needs of its thread."""
+        """Start the step loop; returns when it has what it needs of its thread.
+
+        Raises:
+            EngineStartFailed: It cannot have that.
+        """
         self._thread.start()
         self._core.ready.wait()
+        failure = self._core.start_failure
+        if failure is not None:
+            what = f"{type(failure).__name__}: {failure}"
+            raise EngineStartFailed(f"the step loop could not be prepared ({what})") from failure
 
     @property
     def is_running(self) -> bool:

@@ -58,11 +58,7 @@ class CoreLink(Protocol):
 
 
 class SocketLoop:
-    """Runs a front over a router until core has stopped.
-
-    Attributes:
-        failed: Core ended by itself.
-    """
+    """Runs a front over a router until core has stopped."""
 
     def __init__(
         self, front: Front, server: RouterServer, link: CoreLink, limits: LimitsConfig
@@ -73,7 +69,7 @@ class SocketLoop:
         self._limits = limits
         self._peers: dict[bytes, _Peer] = {}
         self._stopped = False
-        self.failed = False
+        self._core_is_silent = False
 
     def run(self) -> None:
         """Until core has stopped and its last words are sent."""
@@ -83,17 +79,17 @@ class SocketLoop:
             messages = self._server.poll(wait_s, max_messages=_READ_AT_ONCE)
             polled = time.monotonic()
             from_core = self._link.take()
+            self._core_is_silent = self._link.is_silent  # as of now, however long the rest takes
             for connection, frames in messages:
                 self._receive(connection, frames)
             for message in from_core:
                 self._front.on_core(message)
                 if isinstance(message, CoreStopped):
                     self._stopped = True
-                    self.failed = message.error is not None
             # Silence is judged as of the poll, and only when it left nothing unread: what clients
             # said while this thread was busy lies in the socket.
             if polled >= next_tick and len(messages) < _READ_AT_ONCE:
-                self._overslept(polled, math.inf if self._link.is_silent else polled - next_tick)
+                self._overslept(polled, math.inf if self._core_is_silent else polled - next_tick)
                 next_tick = polled + self._limits.heartbeat_s / 2
                 self._tick(polled)
             if self._front.to_core:
@@ -126,7 +122,7 @@ class SocketLoop:
         if isinstance(request, wire.Ping):
             peer.outbox.consumed(request.consumed, now)
             peer.blocked = False
-            if self._link.is_silent:
+            if self._core_is_silent:
                 return  # the answer would say that the engine is alive
         self._front.on_request(connection, request)
 

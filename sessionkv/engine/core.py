@@ -79,6 +79,7 @@ class Core:
     Attributes:
         inbox: For everybody who has something to say to core.
         ready: Set when the loop begins, or has failed before.
+        start_failure: What it failed of before it began; set before :attr:`ready` is.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Core:
     ) -> None:
         self.inbox = inbox
         self.ready = threading.Event()
+        self.start_failure: Exception | None = None
         self._parts = parts
         self._front = front
         self._clock = clock
@@ -130,6 +132,9 @@ class Core:
     def _prepare(self) -> None:
         try:
             self._parts.runner.prepare_thread()
+        except Exception as failure:
+            self.start_failure = failure
+            raise
         finally:
             self.ready.set()
 

@@ -78,7 +78,7 @@ class GpuDecoder:
 
         Returns:
             Normalised hidden states of the wanted rows, ``[rows, hidden]``, see :meth:`logits`; and
-            ``[num_tokens, hidden]``, where every row holds a number that is not finite if its KV
+            ``[num_tokens, any]``, where every row holds a number that is not finite if its KV
             does.
         """
         spec, eps = self.spec, self.spec.rms_eps
@@ -103,7 +103,7 @@ class GpuDecoder:
                 layer=index,
             )
             if index == len(self._layers) - 1 and batch.sampled is not None:
-                entered, wanted = residual, batch.sampled
+                entered, wanted = qkv.flatten(1), batch.sampled
                 if not wanted.rows.shape[0]:
                     return residual[:0], entered
                 residual, queries = residual[wanted.rows], queries[wanted.rows]

@@ -10,7 +10,7 @@ import pytest
 
 from sessionkv import Engine
 from sessionkv.engine.build import build_engine
-from sessionkv.errors import SessionKVError
+from sessionkv.errors import EngineStartFailed
 from sessionkv.types import StepPlan
 from tests.builders.checksum import tokens
 from tests.builders.engine import engine_config, greedy
@@ -56,11 +56,8 @@ def test_the_loops_thread_is_prepared_once_and_first() -> None:
     assert runner.calls == [("prepare", "core"), ("launch", "core"), ("launch", "core")]
 
 
-def test_an_engine_that_cannot_prepare_it_answers_nobody() -> None:
+def test_an_engine_that_cannot_prepare_it_does_not_start() -> None:
     made: list[NotingRunner] = []
-    with (
-        noting_engine(made, fails=True) as engine,
-        pytest.raises(SessionKVError, match="engine"),
-    ):
-        engine.generate(tokens=tokens(5), sampling=greedy(2))
+    with pytest.raises(EngineStartFailed, match="RuntimeError: no plans"):
+        noting_engine(made, fails=True)
     assert made[0].calls == [("prepare", "core")]

@@ -78,7 +78,7 @@ def test_senders_of_many_threads_do_not_mix() -> None:
 
 def test_a_sender_waits_for_a_reader_that_is_behind() -> None:
     """What lies between the two is bounded; nothing is lost of it."""
-    frame, sent = bytes(10_000), []
+    frame, sent, last = bytes(10_000), [], bytes(2_000_000)
     with ends() as (left, right):
         while left.send_if_free(frame):
             sent.append(frame)
@@ -86,7 +86,7 @@ def test_a_sender_waits_for_a_reader_that_is_behind() -> None:
         going_on = threading.Event()
 
         def one_more() -> None:
-            left.send(b"last")
+            left.send(last)  # more than any buffer holds
             going_on.set()
 
         thread = threading.Thread(target=one_more)
@@ -95,7 +95,7 @@ def test_a_sender_waits_for_a_reader_that_is_behind() -> None:
             pass
         assert not left.send_if_free(b"beat")
         assert not going_on.is_set()
-        assert receive(right, len(sent) + 1) == [*sent, b"last"]
+        assert receive(right, len(sent) + 1) == [*sent, last]
         thread.join()
         assert left.send_if_free(b"beat")
         assert receive(right, 1) == [b"beat"]
