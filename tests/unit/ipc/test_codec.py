@@ -249,6 +249,23 @@ def test_decoded_size_is_bounded():
     decode_request([b"\x84" + many_lists[1:]], LIMITS)
 
 
+def test_an_array_that_is_too_long_is_answered_under_the_requests_own_id():
+    tokens = [0] * (MAX_ARRAY + 1)
+    error = refused(frame(t="turn", session="a", x=[{"y": [1]}], tokens=tokens))
+    assert isinstance(error, InvalidRequest)
+    assert error.request_id == 5
+    assert error.details["field"] == "tokens"
+    assert f"{MAX_ARRAY + 1} entries long" in error.message
+    assert f"at most {MAX_ARRAY} " in error.message
+    unnamed = b"\x84\xa1v\x01\xa6tokens\xdd\x7f\xff\xff\xff"
+    assert refused(unnamed).request_id == -1  # its id comes later, if ever
+    for cut in range(len(unnamed)):
+        assert refused(unnamed[:cut]).request_id == -1
+    inside = refused(frame(t="turn", messages=[tokens]))
+    assert isinstance(inside, ProtocolViolation)
+    assert inside.request_id == 5
+
+
 def test_a_long_token_list_goes_as_binary():
     tokens = tuple(range(MAX_ARRAY + 1))
     made = decode_request([encode_request(m.Generate(5, tokens=tokens), LIMITS)], LIMITS)
