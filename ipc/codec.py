@@ -203,7 +203,7 @@ def _valid_id(value: object) -> int:
 
 
 def _placed(frame: bytes, error: RequestError) -> RequestError:
-    """The error of a frame that cannot be read whole, under its id where that can be read.
+    """The error of a frame that is over a bound, under its id; of one that is broken, as it is.
 
     An array that is too long is named. Nothing is made of the frame but its keys and the id.
     """
@@ -211,21 +211,22 @@ def _placed(frame: bytes, error: RequestError) -> RequestError:
         max_str_len=MAX_KEY_BYTES, max_bin_len=0, max_array_len=0, max_map_len=0, max_ext_len=0
     )
     unpacker.feed(frame)
+    request_id, placed = -1, error
     with suppress(*_UNPACK_ERRORS, IndexError):
-        for _ in range(min(unpacker.read_map_header(), MAX_MAP)):
+        for _ in range(unpacker.read_map_header()):
             key = unpacker.unpack()
             at = unpacker.tell()
+            if key == "id":
+                request_id = _valid_id(unpacker.unpack())
+                continue
             length = int.from_bytes(frame[at + 1 : at + 5], "big")
             if frame[at] == _ARRAY_32 and length > MAX_ARRAY:
                 allowed = f"at most {MAX_ARRAY} (longer token lists are sent as binary)"
-                request_id = error.request_id
-                error = InvalidRequest(str(key), f"{length} entries long", allowed)
-                error.request_id = request_id
-                break
-            if key == "id":
-                error.request_id = _valid_id(unpacker.unpack())
-            else:
-                unpacker.skip()
+                placed = InvalidRequest(str(key), f"{length} entries long", allowed)
+            unpacker.skip()
+        if unpacker.tell() == len(frame):
+            placed.request_id = request_id
+            return placed
     return error
 
 
