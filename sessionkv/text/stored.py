@@ -77,7 +77,7 @@ def check_blobs(record: NodeRecord) -> None:
         with reading(f"the sampling parameters of turn {node_id}"):
             _plain_map(record.sampling_blob)
     except SessionDamaged as error:
-        raise InvalidRequest(f"turn {node_id}", error.message, "blobs that can be read") from None
+        raise InvalidRequest("nodes", error.message, "turns that can be read") from None
 
 
 @contextmanager

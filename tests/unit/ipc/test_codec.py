@@ -223,9 +223,9 @@ def test_a_message_has_exactly_one_frame(count):
 
 
 def test_a_frame_over_the_limit_is_refused_with_both_numbers():
-    small = LimitsConfig(frame_bytes=64)
-    error = refused(frame(t="generate", prompt="x" * 100), limits=small)
-    assert error.details["allowed_bytes"] == 64
+    small = LimitsConfig(frame_bytes=2**14)
+    error = refused(frame(t="generate", prompt="x" * 2**14), limits=small)
+    assert error.details["allowed_bytes"] == 2**14
 
 
 def nested(levels: int) -> bytes:
@@ -296,8 +296,8 @@ def test_encoding_refuses_what_cannot_be_sent_and_names_it():
 
 
 def test_encoding_refuses_a_frame_over_the_limit():
-    with pytest.raises(InvalidRequest, match="at most 64 bytes"):
-        encode_request(m.Generate(1, prompt="x" * 100), LimitsConfig(frame_bytes=64))
+    with pytest.raises(InvalidRequest, match="at most 16384 bytes"):
+        encode_request(m.Generate(1, prompt="x" * 2**14), LimitsConfig(frame_bytes=2**14))
 
 
 @pytest.mark.parametrize(
