@@ -13,15 +13,16 @@ bytes an id and need no second decoding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import Any
 
 import msgpack
 
 from sessionkv.config import LimitsConfig
-from sessionkv.errors import InvalidRequest, ProtocolViolation
+from sessionkv.errors import InvalidRequest, ProtocolViolation, RequestError
 from sessionkv.ipc import messages as m
-from sessionkv.ipc.limits import MAX_ARRAY, MAX_ID, MAX_ITEMS, MAX_MAP
+from sessionkv.ipc.limits import MAX_ARRAY, MAX_ID, MAX_ITEMS, MAX_KEY_BYTES, MAX_MAP
 from sessionkv.ipc.validate import build_request, check_request
 from sessionkv.types import SamplingParams, pack_tokens
 from sessionkv.types.portable import node_to_map, session_to_map
@@ -33,6 +34,7 @@ _UNPACK_ERRORS = (
     RecursionError,
     msgpack.UnpackException,
 )
+_ARRAY_32 = 0xDD  # the byte before the length of an array of more than 65,535 entries
 _PACK_ERRORS = (ValueError, TypeError, OverflowError)
 _REPLIES: tuple[type[Any], ...] = tuple(m.REPLIES.values())
 _FIELDS: Mapping[type, tuple[str, ...]] = {
@@ -69,10 +71,11 @@ def decode_request(frames: Sequence[bytes], limits: LimitsConfig) -> m.Request:
             frame_bytes=len(frame),
             allowed_bytes=limits.frame_bytes,
         )
-    values = _unpack_map(frame)
-    request_id = values.get("id")
-    if type(request_id) is not int or not 0 <= request_id <= MAX_ID:
-        request_id = -1
+    try:
+        values = _unpack_map(frame)
+    except ProtocolViolation as error:
+        raise _placed(frame, error) from None
+    request_id = _valid_id(values.get("id"))
     try:
         _check_depth(values, limits.depth)
         cls = _request_class(values)
@@ -193,6 +196,38 @@ def _unpack_map(frame: bytes) -> dict[Any, Any]:
             f"the frame is not one msgpack map: it holds {type(values).__name__}"
         )
     return values
+
+
+def _valid_id(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= MAX_ID else -1
+
+
+def _placed(frame: bytes, error: RequestError) -> RequestError:
+    """The error of a frame that is over a bound, under its id; of one that is broken, as it is.
+
+    An array that is too long is named. Nothing is made of the frame but its keys and the id.
+    """
+    unpacker = msgpack.Unpacker(
+        max_str_len=MAX_KEY_BYTES, max_bin_len=0, max_array_len=0, max_map_len=0, max_ext_len=0
+    )
+    unpacker.feed(frame)
+    request_id, placed = -1, error
+    with suppress(*_UNPACK_ERRORS, IndexError):
+        for _ in range(unpacker.read_map_header()):
+            key = unpacker.unpack()
+            at = unpacker.tell()
+            if key == "id":
+                request_id = _valid_id(unpacker.unpack())
+                continue
+            length = int.from_bytes(frame[at + 1 : at + 5], "big")
+            if frame[at] == _ARRAY_32 and length > MAX_ARRAY:
+                allowed = f"at most {MAX_ARRAY} (longer token lists are sent as binary)"
+                placed = InvalidRequest(str(key), f"{length} entries long", allowed)
+            unpacker.skip()
+        if unpacker.tell() == len(frame):
+            placed.request_id = request_id
+            return placed
+    return error
 
 
 def _budget() -> tuple[

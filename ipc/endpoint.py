@@ -98,17 +98,23 @@ def is_listening(endpoint: str) -> bool:
 
 
 def prepare_folder(path: Path) -> None:
-    """Make the folder of a socket, 0700 where it is new.
+    """See that the folder of a socket is there.
+
+    Made, 0700, are only the folders of :func:`default_endpoint`; any other is its owner's to make.
 
     Raises:
-        ConfigError: It cannot be made, or it is one of the well-known folders and not private to
-            this user.
+        ConfigError: It is not there or no folder, or one of the well-known folders cannot be made
+            or is not private to this user.
     """
     folder = path.parent
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder in (user_runtime_dir(), _short_dir()):
+            folder.mkdir(mode=0o700, exist_ok=True)
             _make_private(folder)
+        elif not folder.is_dir():
+            raise ConfigError(
+                "endpoint", str(path), f"a path in a folder that exists; {folder} does not"
+            )
     except OSError as error:
         raise ConfigError("endpoint", str(path), f"a folder that can be used ({error})") from None
 

@@ -19,6 +19,8 @@ MAX_MAP = 2**12
 """Entries of one map."""
 MAX_ITEMS = 2**20
 """Values in one frame, containers and their entries counted."""
+MAX_KEY_BYTES = 256
+"""Length of a field's name where a frame that cannot be read whole is searched for its id."""
 MAX_TOOLS = 1024
 """Tools of a session or a request."""
 MAX_ROLE_BYTES = 64

@@ -18,6 +18,12 @@ from sessionkv.errors import ConfigError
 
 MIB = 1024**2
 GIB = 1024**3
+_RANGES = {
+    "frame_bytes": (16 * 1024, 2**40),  # the longest names and keys fit, and a short turn's text
+    "depth": (8, 512),  # room for the parameters of a tool; checks go down by calls
+    "heartbeat_s": (0.01, 2**40),  # sooner, a busy machine makes everybody look gone
+    "verdict_timeout_s": (0.01, 2**40),
+}
 DEFAULT_MODEL = "smollm2-135m"
 ENV_PREFIX = "SESSIONKV_"
 
@@ -134,7 +140,8 @@ class LimitsConfig:
     def __post_init__(self) -> None:
         """Check ranges."""
         for item in fields(self):
-            _range(f"limits.{item.name}", getattr(self, item.name), 0.001, 2**40)
+            low, high = _RANGES.get(item.name, (0.001, 2**40))
+            _range(f"limits.{item.name}", getattr(self, item.name), low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +217,9 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
     if kind in (int, float):
         if isinstance(value, str):
             return _parse_number(name, kind, value)
-        if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(name, value, _number_words(name, kind))
-        return kind(value)
+        return _number(name, kind, value)
     if not isinstance(value, str | Path):
         raise ConfigError(name, value, "a string")
     return Path(value).expanduser() if kind is Path else str(value)
@@ -228,8 +235,17 @@ def _parse_number(name: str, kind: type, text: str) -> Any:
         raw = raw[:-3].strip()
     try:
         return kind(float(raw) * scale) if scale != 1 else kind(raw)
-    except ValueError:
+    except (ValueError, OverflowError):  # "x", "nanGiB"; "infGiB"
         raise ConfigError(name, text, _number_words(name, kind)) from None
+
+
+def _number(name: str, kind: type, value: float) -> Any:
+    try:
+        if kind(value) == value:
+            return kind(value)
+    except (ValueError, OverflowError):  # nan; an infinite integer, or one past every float
+        pass
+    raise ConfigError(name, value, _number_words(name, kind))
 
 
 def _number_words(name: str, kind: type) -> str:
@@ -258,18 +274,39 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """``SESSIONKV_CACHE__HOST_BYTES=1GiB`` sets ``cache.host_bytes``."""
+    """``SESSIONKV_CACHE__HOST_BYTES=1GiB`` sets ``cache.host_bytes``.
+
+    Raises:
+        ConfigError: A variable that begins like these and is none: a typing error, most likely.
+    """
     found: dict[str, Any] = {}
-    known = {item.name for item in fields(EngineConfig)}
+    known = {_variable(name) for name in flatten(EngineConfig())}
     for key, value in environ.items():
-        path = key[len(ENV_PREFIX) :].lower().split("__")
-        if not key.startswith(ENV_PREFIX) or path[0] not in known:
+        if not key.startswith(ENV_PREFIX):
             continue
+        if key.upper() not in known:
+            raise ConfigError(key, value, _variable_words(key.upper(), known))
+        *sections, name = key[len(ENV_PREFIX) :].lower().split("__")
         table = found
-        for part in path[:-1]:
-            table = table.setdefault(part, {})
-        table[path[-1]] = value
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name] = value
     return found
+
+
+def _variable(name: str) -> str:
+    return f"{ENV_PREFIX}{name.upper().replace('.', '__')}"
+
+
+def _variable_words(key: str, known: set[str]) -> str:
+    """What may be said in place of an unknown variable."""
+    import difflib  # only for somebody who has mistyped
+
+    within = sorted(name for name in known if name.startswith(f"{key}__"))
+    if within:
+        return f"one of its fields: {', '.join(within)}"
+    nearest = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0)
+    return f"only variables that there are; the nearest is {nearest[0]}"
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
@@ -279,7 +316,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError("config", str(path), f"a readable TOML file ({error})") from None
 
 
@@ -333,7 +370,7 @@ def config_sources(
     found = _from_environment(os.environ if environ is None else environ)
     sources = dict.fromkeys(flatten(_from_file(path)), f"file {path}")
     for name in flatten(found):
-        sources[name] = f"environment {ENV_PREFIX}{name.upper().replace('.', '__')}"
+        sources[name] = f"environment {_variable(name)}"
     return sources | dict.fromkeys(flatten(overrides or {}), "command line")
 
 

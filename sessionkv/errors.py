@@ -30,7 +30,7 @@ SessionKVError
 ├── StoreError
 │   ├── StoreInUse                store_in_use: directory and pid
 │   ├── StoreUnavailable          store_unavailable
-│   ├── SessionDamaged            session_damaged: a turn of it cannot be read from disk
+│   ├── SessionDamaged            session_damaged: a turn of it cannot be read
 │   └── ExportDamaged             export_damaged: not a whole export file; offset
 ├── ModelError
 │   ├── ModelNotFound             model_not_found
@@ -299,7 +299,11 @@ class StoreUnavailable(StoreError):
 
 
 class SessionDamaged(StoreError):
-    """A turn of the session is damaged on disk; the session can only be deleted."""
+    """A turn of the session is damaged on disk, or what it holds is no text that can be read.
+
+    In the first case the session can only be deleted; in the second, only what needs the text
+    fails.
+    """
 
     code = "session_damaged"
 

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from sessionkv.ipc.messages import Done, Generate, Turn
+from sessionkv.errors import InvalidRequest, SessionDamaged
+from sessionkv.ipc.codec import encode_reply
+from sessionkv.ipc.messages import Done, Failure, Generate, Turn
+from sessionkv.text.stored import reading
 from sessionkv.types import SamplingParams
 
 _SAMPLING_DEFAULTS = asdict(SamplingParams())
@@ -26,11 +29,6 @@ def pack(value: Any) -> bytes:
     return json.dumps(
         value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_plain
     ).encode()
-
-
-def unpack(blob: bytes) -> Any:
-    """The value :func:`pack` was given; None for an empty blob."""
-    return json.loads(blob) if blob else None
 
 
 def _plain(value: Any) -> Any:
@@ -61,9 +59,20 @@ def pack_response(done: Done) -> bytes:
     return pack(values)
 
 
-def unpack_response(blob: bytes) -> Done:
-    """The journalled answer, still to be addressed to a request."""
-    return Done(id=0, replayed=True, **unpack(blob))
+def kept_answer(blob: bytes) -> Done | Failure:
+    """The journalled answer, still to be addressed to a request; or why it cannot be given.
+
+    Core has let go of a turn that it answers this way, so either is the turn's end.
+    """
+    try:
+        with reading("the answer that is kept under the idempotency key"):
+            done = Done(id=0, replayed=True, **json.loads(blob))
+            if type(done.text) is not str or {type(token) for token in done.tokens} - {int}:
+                raise InvalidRequest("answer", "something else", "text and token ids")
+            encode_reply(done)  # JSON may hold numbers and text that no reply can carry
+            return done
+    except SessionDamaged as error:
+        return Failure.of(0, error)
 
 
 def request_digest(request: Turn | Generate) -> bytes:

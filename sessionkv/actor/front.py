@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessionkv.actor.blobs import request_digest, unpack_response
+from sessionkv.actor.blobs import kept_answer, request_digest
 from sessionkv.actor.front_turn import FrontTurn, Subscriber
 from sessionkv.actor.writer import Writer
 from sessionkv.config import LimitsConfig
@@ -283,7 +283,7 @@ class Front:
             self._writer.remember(turn)
             self._end(turn, turn.answer)
         elif isinstance(message, TurnReplayed):
-            self._end(turn, unpack_response(message.response_blob))
+            self._end(turn, kept_answer(message.response_blob))
         else:
             self._end(turn, wire.Failure.of(0, message.error))
 
@@ -355,10 +355,17 @@ class Front:
         state = self._connections.get(connection)
         if state is not None:
             state.open_requests.pop(request_id, None)
-        if message.error is not None:
-            self.on_bad_request(connection, request_id, message.error)
+        error = message.error
+        try:
+            value = None if error is not None else self._writer.readable(message.value)
+        except SessionKVError as damage:
+            error = damage
+        except Exception as failure:  # noqa: BLE001 - nor may what a call found
+            _log.exception("what a call found could not be made readable")
+            error = _unexpected(failure)
+        if error is not None:
+            self.on_bad_request(connection, request_id, error)
         else:
-            value = self._writer.readable(message.value)
             self.replies.append((connection, wire.Result(id=request_id, value=value)))
 
     def _core_stopped(self, message: CoreStopped) -> None:

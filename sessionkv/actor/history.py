@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sessionkv.actor.blobs import unpack
 from sessionkv.engine.messages import NodeText, RenderTurn, TurnRendered
 from sessionkv.text.follow import follow_ids
 from sessionkv.text.history import StoredMessage, match_history
-from sessionkv.text.messages import Message, dump_messages, load_messages
+from sessionkv.text.messages import Message, dump_messages
 from sessionkv.text.model import TextModel
 from sessionkv.text.root import RootText
+from sessionkv.text.stored import read_messages, read_reply
 from sessionkv.types import MissReason, MissReport
 
 
@@ -35,7 +35,11 @@ class StoredPath:
 
 
 def read_path(path: Sequence[NodeText]) -> StoredPath:
-    """Unpack what core sent. O(history)."""
+    """Unpack what core sent. O(history).
+
+    Raises:
+        SessionDamaged: A turn's messages cannot be read.
+    """
     messages: list[StoredMessage] = []
     log: list[int] = []
     ends: list[tuple[int, int, int]] = []
@@ -46,9 +50,9 @@ def read_path(path: Sequence[NodeText]) -> StoredPath:
             incoming_end = start + node.num_incoming_tokens
             messages += [
                 StoredMessage(message, turn, incoming_end)
-                for message in load_messages(node.incoming_blob)
+                for message in read_messages(node.node_id, node.incoming_blob)
             ]
-            reply = Message("assistant", unpack(node.reply_blob)["content"])
+            reply = read_reply(node.node_id, node.reply_blob)
             reply_ids = tuple(node.token_ids[node.num_incoming_tokens :])
             messages.append(StoredMessage(reply, turn, len(log), reply_ids))
         ends.append((node.node_id, len(log), len(messages)))
@@ -68,6 +72,7 @@ def render_history(
 
     Raises:
         TemplateRefused: With the template's own words.
+        SessionDamaged: A stored turn cannot be read.
     """
     stored = read_path(ask.path)
     own_root = root

@@ -6,14 +6,10 @@ inside is read once here. Held by connection, in bounded memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from sessionkv.actor.blobs import unpack
-from sessionkv.errors import InvalidRequest, Overloaded, SessionKVError
+from sessionkv.errors import Overloaded
 from sessionkv.ipc.messages import Import
-from sessionkv.text.messages import load_messages
 from sessionkv.text.model import TextModel
+from sessionkv.text.stored import check_blobs
 from sessionkv.types import NodeRecord, unpack_tokens
 from sessionkv.types.portable_tree import PortableTree, node_bytes
 
@@ -63,31 +59,4 @@ class ImportDesk:
     def _check(self, record: NodeRecord) -> None:
         if record.tokenizer_digest == self._text.facts.tokenizer_digest:
             self._text.check_tokens(unpack_tokens(record.token_ids), field="token_ids")
-        try:
-            _read_blobs(record)
-        except SessionKVError:
-            raise
-        except Exception as failure:  # noqa: BLE001 - whatever a file may hold
-            raise InvalidRequest(
-                f"turn {record.node_id}", type(failure).__name__, "messages that can be read"
-            ) from None
-
-
-def _read_blobs(record: NodeRecord) -> None:
-    if record.kind == "root":
-        said = unpack(record.incoming_blob) or {}
-        for name in ("system", "tools"):
-            _check_text(said.get(name), name, optional=True)
-        if said.get("tools") is not None:
-            unpack(said["tools"].encode())
-        return
-    if record.kind == "chat":
-        load_messages(record.incoming_blob)
-    reply: Mapping[str, Any] = unpack(record.reply_blob)
-    _check_text(reply["content"], "content", optional=False)
-    unpack(record.sampling_blob)
-
-
-def _check_text(value: object, field: str, *, optional: bool) -> None:
-    if not isinstance(value, str) and not (optional and value is None):
-        raise InvalidRequest(field, value, "text")
+        check_blobs(record)

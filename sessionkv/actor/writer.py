@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sessionkv.actor.blobs import pack, pack_response, pack_sampling, unpack
+from sessionkv.actor.blobs import pack, pack_response, pack_sampling
 from sessionkv.actor.front_turn import FrontTurn
 from sessionkv.actor.history import render_history
 from sessionkv.actor.imports import ImportDesk
@@ -38,7 +38,6 @@ from sessionkv.text.messages import (
     check_system,
     dump_messages,
     freeze_tools,
-    load_messages,
     normalise,
     user_message,
 )
@@ -46,6 +45,7 @@ from sessionkv.text.model import TextModel
 from sessionkv.text.replies import ReplyEnding
 from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
+from sessionkv.text.stored import read_messages, read_reply, read_root
 from sessionkv.types import FinishReason, Usage
 
 _MAX_ROOTS = 1024
@@ -192,8 +192,8 @@ class Writer:
     def _root(self, ask: RenderTurn) -> RootText:
         root = self._roots.get(ask.root_id)
         if root is None:
-            said = unpack(ask.root_blob) or {}
-            root = self._text.root(said.get("system"), said.get("tools"), now_s=ask.created_s)
+            system, tools_json = read_root(ask.root_id, ask.root_blob)
+            root = self._text.root(system, tools_json, now_s=ask.created_s)
             self._roots[ask.root_id] = root
             if len(self._roots) > _MAX_ROOTS:
                 self._roots.popitem(last=False)
@@ -265,19 +265,23 @@ class Writer:
             self._memory.put(turn.tenant, turn.prompt_raw, turn.answer.tokens)
 
     def readable(self, value: Any) -> Any:
-        """A call's value with the path of turns, where it has one, as messages."""
+        """A call's value with the path of turns, where it has one, as messages.
+
+        Raises:
+            SessionDamaged: A turn of the path cannot be read.
+        """
         if not isinstance(value, Mapping) or "nodes" not in value:
             return value
-        messages: list[Mapping[str, Any]] = []
-        for _, kind, incoming, reply in value["nodes"]:
+        messages: list[Message] = []
+        for node_id, kind, incoming, reply in value["nodes"]:
             if kind == "root":
-                system = (unpack(incoming) or {}).get("system")
-                messages += [] if system is None else [Message("system", system).to_map()]
+                system, _ = read_root(node_id, incoming)
+                messages += [] if system is None else [Message("system", system)]
                 continue
-            if incoming:
-                messages += [message.to_map() for message in load_messages(incoming)]
-            messages.append(unpack(reply))
-        return {k: v for k, v in value.items() if k != "nodes"} | {"messages": messages}
+            messages += read_messages(node_id, incoming)
+            messages.append(read_reply(node_id, reply))
+        rest = {k: v for k, v in value.items() if k != "nodes"}
+        return rest | {"messages": [message.to_map() for message in messages]}
 
 
 def _content_bytes(message: Mapping[str, Any]) -> int:

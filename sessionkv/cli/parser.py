@@ -12,6 +12,7 @@ exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted
 
 Every field of the configuration can be set by a flag or --set, by the environment
 (SESSIONKV_CACHE__HOST_BYTES=1GiB) or in the file given with --config, in this order of precedence;
+an unknown field is an error wherever it stands, so is a SESSIONKV_ variable that names none;
 `sessionkv config show` prints the outcome and where each value came from."""
 
 

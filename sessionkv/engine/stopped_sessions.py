@@ -16,6 +16,7 @@ from sessionkv.errors import InvalidRequest, SessionExists, SessionNotFound, Sto
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.environment import check_environment
 from sessionkv.store.journal import Journal
+from sessionkv.text.stored import check_blobs
 from sessionkv.types import (
     DeleteHead,
     DeleteKey,
@@ -119,7 +120,8 @@ class StoppedSessions:
 
         Raises:
             SessionExists: A name is taken; nothing was added.
-            InvalidRequest: A name is not allowed, or a turn is reached by no session.
+            InvalidRequest: A name is not allowed, a turn is reached by no session, or what it
+                holds cannot be read; nothing was added.
             StoreUnavailable: The journal cannot be written; nothing was added.
         """
         for session in tree.sessions:
@@ -128,6 +130,8 @@ class StoppedSessions:
                 raise InvalidRequest("name", session.name, "a name that does not begin with ~")
             if session.name in self.heads:
                 raise SessionExists(f"there is a session named {session.name!r}")
+        for record in tree.nodes:
+            check_blobs(record)
         nodes, heads = tree.placed(self._tenant, self._next_node_id)
         self._journal.commit([[*map(PutNode, nodes), *map(PutHead, heads)]])
         self._next_node_id += len(nodes)

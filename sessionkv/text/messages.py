@@ -139,9 +139,39 @@ def dump_messages(messages: Sequence[Message]) -> bytes:
 
 
 def load_messages(blob: bytes) -> tuple[Message, ...]:
-    """Messages from :func:`dump_messages`."""
+    """Messages from :func:`dump_messages`, checked again.
+
+    Bytes from the journal or from elsewhere go through :mod:`sessionkv.text.stored`, which makes
+    one error of all that they can raise here.
+
+    Raises:
+        InvalidRequest: Naming the first thing that is not as a message has it.
+        ValueError: No UTF-8, or no JSON.
+        RecursionError: Nested past all sense.
+    """
+    items = json.loads(blob)
+    if not isinstance(items, list):
+        raise InvalidRequest("messages", type(items).__name__, "a list")
     reader = _Reader(depth=_CHECKED)
-    return tuple(reader.message(item, f"[{i}]") for i, item in enumerate(json.loads(blob)))
+    return tuple(reader.message(item, f"[{i}]") for i, item in enumerate(items))
+
+
+def check_stored_tools(tools_json: object) -> str | None:
+    """Tools as :func:`freeze_tools` wrote them down, or None.
+
+    Raises:
+        InvalidRequest: They are not text, or not of tools.
+        ValueError: The text is no JSON.
+        RecursionError: Nested past all sense.
+    """
+    if tools_json is None:
+        return None
+    tools = json.loads(_text(tools_json, "tools"))
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidRequest("tools", tools, "a list of maps")
+    for i, tool in enumerate(tools):
+        _check_plain(tool, f"tools[{i}]", _CHECKED)
+    return str(tools_json)
 
 
 def _merge_leading_system(messages: list[Message]) -> tuple[Message, ...]:

@@ -164,3 +164,77 @@ def test_config_errors_name_the_field(
 ) -> None:
     assert main(["config", "show", *argv]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", ["cache.host_bytes", "threads", "limits.drain_s"])
+@pytest.mark.parametrize(
+    "value", ["inf", "-inf", "nan", "infGiB", "nanGiB", "1e400GiB", "-1GiB", "-1", "9" * 5000]
+)
+def test_numbers_that_are_none_are_refused_by_name(
+    field: str, value: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["config", "show", "--set", f"{field}={value}"]) == 2
+    assert f"{field} is " in capsys.readouterr().err
+    if value.lstrip("-") in ("inf", "nan", "1"):
+        section, _, name = field.rpartition(".")
+        table = f"[{section}]\n" if section else ""
+        (tmp_path / "engine.toml").write_text(f"{table}{name} = {value}\n")
+        assert main(["config", "show", "--config", str(tmp_path / "engine.toml")]) == 2
+        assert f"{field} is " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["threads = " + "9" * 5000, "threads = " + "[" * 100_000])
+def test_a_file_that_no_parser_reads_is_refused(
+    text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "engine.toml").write_text(text)
+    assert main(["config", "show", "--config", str(tmp_path / "engine.toml")]) == 2
+    assert "a readable TOML file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "lowest"),
+    [
+        ("limits.frame_bytes=1", 16384),
+        ("limits.depth=1", 8),
+        ("limits.heartbeat_s=0.001", 0.01),
+        ("limits.verdict_timeout_s=0.001", 0.01),
+    ],
+)
+def test_a_limit_that_nothing_can_work_with_is_refused(
+    setting: str, lowest: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, _, value = setting.partition("=")
+    assert main(["config", "show", "--set", setting]) == 2
+    assert f"{name} is {value}; allowed: from {lowest} to " in capsys.readouterr().err
+    assert main(["config", "show", "--set", f"{name}={lowest}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (["CACHE", "CACHE__HOST_BYTES"], "SESSIONKV_CACHE is '1'; allowed: one of its fields: SES"),
+        (["CACHE__HOST_BYTES", "CACHE"], "SESSIONKV_CACHE is '1'; allowed: one of its fields: SES"),
+        (["CAHCE__HOST_BYTES"], "the nearest is SESSIONKV_CACHE__HOST_BYTES"),
+        (["THREDS"], "the nearest is SESSIONKV_THREADS"),
+        (["THREADS__X"], "SESSIONKV_THREADS__X is '1'; allowed: only variables that there are"),
+        (["ZORK"], "SESSIONKV_ZORK is '1'; allowed: only variables that there are; the nearest is"),
+        ([""], "SESSIONKV_ is '1'; allowed: only variables that there are"),
+    ],
+)
+def test_a_mistyped_variable_is_named_with_the_nearest(
+    variables: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in variables:
+        monkeypatch.setenv(f"SESSIONKV_{name}", "1")
+    assert main(["config", "show"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_field_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SESSIONKV_CACHE__HOST_BYTES", "1GiB")
+    monkeypatch.setenv("SESSIONKV_MODEL_CACHE", "/models")
+    assert main(["config", "show"]) == 0

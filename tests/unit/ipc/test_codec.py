@@ -223,9 +223,9 @@ def test_a_message_has_exactly_one_frame(count):
 
 
 def test_a_frame_over_the_limit_is_refused_with_both_numbers():
-    small = LimitsConfig(frame_bytes=64)
-    error = refused(frame(t="generate", prompt="x" * 100), limits=small)
-    assert error.details["allowed_bytes"] == 64
+    small = LimitsConfig(frame_bytes=2**14)
+    error = refused(frame(t="generate", prompt="x" * 2**14), limits=small)
+    assert error.details["allowed_bytes"] == 2**14
 
 
 def nested(levels: int) -> bytes:
@@ -247,6 +247,22 @@ def test_decoded_size_is_bounded():
     refused(frame(**prompt, x=[[0] * (MAX_ARRAY - 1)] * (MAX_ITEMS // MAX_ARRAY)))
     many_lists = b"\x85\xa1v\x01\xa1t\xa5stats\xa2id\x05\xa1x" + b"\xdc\xff\xff" + b"\x90" * 65535
     decode_request([b"\x84" + many_lists[1:]], LIMITS)
+
+
+def test_an_array_that_is_too_long_is_answered_under_the_requests_own_id():
+    tokens = [0] * (MAX_ARRAY + 1)
+    error = refused(frame(t="turn", session="a", x=[{"y": [1]}], tokens=tokens))
+    assert isinstance(error, InvalidRequest)
+    assert error.request_id == 5
+    assert error.details["field"] == "tokens"
+    assert f"{MAX_ARRAY + 1} entries long" in error.message
+    assert f"at most {MAX_ARRAY} " in error.message
+    whole = frame(t="turn", tokens=tokens)
+    assert refused(whole[:-1]).request_id == -1  # broken: nothing in it is to be trusted
+    assert refused(whole + b"\0").request_id == -1
+    inside = refused(frame(t="turn", messages=[tokens]))
+    assert isinstance(inside, ProtocolViolation)
+    assert inside.request_id == 5
 
 
 def test_a_long_token_list_goes_as_binary():
@@ -280,8 +296,8 @@ def test_encoding_refuses_what_cannot_be_sent_and_names_it():
 
 
 def test_encoding_refuses_a_frame_over_the_limit():
-    with pytest.raises(InvalidRequest, match="at most 64 bytes"):
-        encode_request(m.Generate(1, prompt="x" * 100), LimitsConfig(frame_bytes=64))
+    with pytest.raises(InvalidRequest, match="at most 16384 bytes"):
+        encode_request(m.Generate(1, prompt="x" * 2**14), LimitsConfig(frame_bytes=2**14))
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,22 @@ def test_tcp_is_refused_with_the_reason():
         socket_path("tcp://0.0.0.0:5555")
 
 
-def test_a_new_folder_is_private_and_an_old_one_is_left_alone(tmp_path):
-    prepare_folder(tmp_path / "new" / "engine.sock")
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/new/deep does not"):
+        prepare_folder(tmp_path / "new" / "deep" / "engine.sock")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"{tmp_path}/file does not"):
+        prepare_folder(tmp_path / "file" / "engine.sock")
+    assert os.listdir(tmp_path) == ["file"]
+    with pytest.raises(ConfigError, match="folder that exists"):
+        RouterServer(f"ipc://{tmp_path}/new/engine.sock", LimitsConfig())
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_products_own_folder_is_made_private_and_another_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    prepare_folder(socket_path(default_endpoint()))
+    assert (tmp_path / "sessionkv").stat().st_mode & 0o777 == 0o700
     (tmp_path / "old").mkdir(mode=0o755)
     (tmp_path / "old").chmod(0o755)
     prepare_folder(tmp_path / "old" / "engine.sock")

@@ -109,15 +109,15 @@ def test_a_full_connection_says_so_and_loses_nothing(endpoint, dealers):
 
 
 def test_a_frame_over_the_limit_comes_through_to_be_answered(endpoint, dealers):
-    with RouterServer(endpoint, LimitsConfig(frame_bytes=1000)) as server:
-        dealers[0].send(b"x" * 7000)
+    with RouterServer(endpoint, LimitsConfig(frame_bytes=20_000)) as server:
+        dealers[0].send(b"x" * 140_000)
         ((_, frames),) = collect(server, 1)
-        assert len(frames[0]) == 7000
+        assert len(frames[0]) == 140_000
 
 
 def test_a_frame_far_over_the_limit_cuts_its_connection_alone(endpoint, dealers):
-    with RouterServer(endpoint, LimitsConfig(frame_bytes=1000)) as server:
-        dealers[0].send(b"x" * 9000)
+    with RouterServer(endpoint, LimitsConfig(frame_bytes=20_000)) as server:
+        dealers[0].send(b"x" * 180_000)
         dealers[1].send(msgpack.packb("ok"))
         ((_, frames),) = collect(server, 1)
         assert frames == [msgpack.packb("ok")]

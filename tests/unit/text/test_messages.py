@@ -15,7 +15,7 @@ from sessionkv.text.messages import (
     user_message,
 )
 
-LIMITS = LimitsConfig(messages=4, depth=3)
+LIMITS = LimitsConfig(messages=4, depth=8)
 
 
 def call(arguments, **more):
@@ -105,8 +105,8 @@ def test_arguments(arguments, text, parsed):
         ([assistant(call("{}", type="custom"))], "messages[0].tool_calls[0].type"),
         ([assistant(call(3))], "messages[0].tool_calls[0].function.arguments"),
         ([assistant(call('{"a": "\\ud83d"}'))], "messages[0].tool_calls[0].function.arguments.a"),
-        ([assistant(call({"a": [[[[1]]]]}))],
-         "messages[0].tool_calls[0].function.arguments.a[0][0][0]"),
+        ([assistant(call({"a": [[[[[[[[[1]]]]]]]]]}))],
+         "messages[0].tool_calls[0].function.arguments.a" + "[0]" * 8),
         ([assistant(call({"a": float("nan")}))], "messages[0].tool_calls[0].function.arguments.a"),
         ([assistant(call({"a": b"x"}))], "messages[0].tool_calls[0].function.arguments.a"),
     ],
@@ -144,7 +144,10 @@ def test_tools_keep_the_clients_order():
     [
         ("x", "tools"),
         ([1], "tools[0]"),
-        ([{"a": {"b": {"c": {"d": 1}}}}], "tools[0].a.b.c.d"),
+        (
+            [{"a": {"b": {"c": {"d": {"e": {"f": {"g": {"h": {"i": 1}}}}}}}}}],
+            "tools[0].a.b.c.d.e.f.g.h.i",
+        ),
         ([{}, {"a": "\ud800"}], "tools[1].a"),
     ],
 )
