@@ -30,6 +30,7 @@ from sessionkv.store.block_index import distrust, open_index
 from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.environment import DAMAGE, opening
+from sessionkv.store.full_disk import is_full
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.index_changes import (
     check_named,
@@ -43,7 +44,7 @@ from sessionkv.store.index_entry import Entry
 from sessionkv.store.payload_jobs import PayloadFiles, ReadJob, RecordAndView, WriteJob
 from sessionkv.store.record import RecordLayout
 from sessionkv.store.segments import SegmentFiles
-from sessionkv.store.space import Space, is_full
+from sessionkv.store.space import Space
 from sessionkv.types import (
     BlockHash,
     BlockRecord,

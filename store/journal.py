@@ -26,6 +26,7 @@ from sessionkv.store.environment import (
     opening,
     write,
 )
+from sessionkv.store.full_disk import not_written
 from sessionkv.store.journal_copy import JournalCopy, remove_copy
 from sessionkv.store.journal_records import Record, name_key, unpack
 from sessionkv.store.journal_tables import NUM_DATABASES, Damage, Tables
@@ -39,6 +40,7 @@ from sessionkv.store.questions import (
     Reply,
     SessionPage,
 )
+from sessionkv.store.set_aside import SetAside, set_aside
 from sessionkv.types import (
     HeadRecord,
     JournalOp,
@@ -193,6 +195,10 @@ class Journal:
         """Bytes of disk the journal takes. Any thread."""
         return disk_bytes(self._directory.journal_path)
 
+    def set_aside(self) -> tuple[SetAside, ...]:
+        """Damaged journals that were moved aside, at this open or earlier. Any thread."""
+        return set_aside(self._directory.journal_path)
+
     # Changes ---------------------------------------------------------------------------------
 
     def commit(self, batches: Iterable[Sequence[JournalOp]]) -> None:
@@ -215,7 +221,7 @@ class Journal:
                 end_reading=self._end_copying,
             )
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the journal cannot be written: {error}") from error
+            raise not_written("the journal", self._directory.journal_path, error) from error
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"a record cannot be stored: {error}") from error
         if self._copy is not None:

@@ -27,6 +27,7 @@ from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.journal import Journal, JournalFigures
 from sessionkv.store.journal_thread import JournalThread
 from sessionkv.store.questions import Question
+from sessionkv.store.set_aside import SetAside
 from sessionkv.types import BlockHash, DiskQuery, JournalOp, Transfer
 
 __all__ = [
@@ -171,6 +172,10 @@ class StoreWorker:
     def journal_bytes(self) -> int:
         """Bytes of disk the journal takes."""
         return self._journal_store.used_bytes()
+
+    def journals_set_aside(self) -> tuple[SetAside, ...]:
+        """Damaged journals that were moved aside and are there still."""
+        return self._journal_store.set_aside()
 
     def _make_room(self) -> bool:
         """Blocks are a cache: they go where the journal finds the disk full."""

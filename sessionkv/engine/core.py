@@ -302,7 +302,9 @@ class Core:
             if commit is not None:
                 self._now_durable(commit, now)
             return
-        error = StoreUnavailable(f"the journal could not be written: {message.error}")
+        error: SessionKVError = message.error
+        if not isinstance(error, StoreUnavailable):  # which says all there is to say
+            error = StoreUnavailable(f"the journal could not be written: {error}")
         for commit in self._commits.refused(message.ticket):
             if commit.turn_id is not None:
                 self._turns.drop(commit.turn_id, error, now)
