@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from sessionkv.store.answers import (
     Answered,
     Answers,
+    Checked,
     Committed,
     DiskEvicted,
+    DiskLost,
     LookedUp,
     Results,
     StoreAnswer,
@@ -33,9 +35,11 @@ from sessionkv.types import BlockHash, DiskQuery, JournalOp, Transfer
 __all__ = [
     "Answered",
     "Answers",
+    "Checked",
     "CloseReport",
     "Committed",
     "DiskEvicted",
+    "DiskLost",
     "LookedUp",
     "Results",
     "StoreAnswer",
@@ -160,6 +164,17 @@ class StoreWorker:
         """The ranks of these blocks, as the block store asks for them, may have fallen."""
         if self._blocks is not None:
             self._blocks.ranks_fell(keys)
+
+    def check(self, ticket: int) -> None:
+        """Whether blocks can be written where they were; answered by one :class:`Checked`.
+
+        After the writes submitted before. Files that somebody removed are made anew, and
+        :class:`DiskLost` comes first then.
+        """
+        if self._blocks is None:
+            self._inbox.put(Checked(ticket, None))
+        else:
+            self._blocks.check(ticket)
 
     def stats(self) -> BlockStoreStats | None:
         """Figures of the block store when it was last idle; None when the disk tier is off."""

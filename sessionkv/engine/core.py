@@ -52,7 +52,7 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc.messages import List
 from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
-from sessionkv.store.worker import Answered, Committed, DiskEvicted, LookedUp
+from sessionkv.store.worker import Answered, Checked, Committed, DiskEvicted, DiskLost, LookedUp
 from sessionkv.types import MoveOutcome, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
@@ -263,6 +263,10 @@ class Core:
             turns.refused(message, now)
         elif isinstance(message, DiskEvicted):
             self._parts.kv.on_disk_evicted(message.keys)
+        elif isinstance(message, DiskLost):
+            self._parts.kv.on_disk_lost()
+        elif isinstance(message, Checked):
+            self._calls.flush(message)
         elif isinstance(message, Drain):
             self._drainer.begin(message, now)
 
