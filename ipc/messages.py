@@ -332,7 +332,12 @@ class Failure(Reply):
     def to_error(self) -> SessionKVError:
         """The error that the reply tells of."""
         return error_from_wire(
-            {"code": self.code, "message": self.message, "details": self.details}
+            {
+                "code": self.code,
+                "message": self.message,
+                "retryable": self.retryable,
+                "details": self.details,
+            }
         )
 
 

@@ -29,7 +29,7 @@ SessionKVError
 ├── EngineClosed                  engine_closed: used after close, or draining
 ├── StoreError
 │   ├── StoreInUse                store_in_use: directory and pid
-│   ├── StoreUnavailable          store_unavailable
+│   ├── StoreUnavailable          store_unavailable (retryable where the disk is full)
 │   ├── SessionDamaged            session_damaged: a turn of it cannot be read
 │   └── ExportDamaged             export_damaged: not a whole export file; offset
 ├── ModelError
@@ -64,7 +64,7 @@ class SessionKVError(Exception):
     """
 
     code: ClassVar[str] = "error"
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(self, message: str, **details: Any) -> None:
         """Keep the message and the details."""
@@ -297,6 +297,17 @@ class StoreUnavailable(StoreError):
 
     code = "store_unavailable"
 
+    def __init__(self, message: str, *, retryable: bool = False, **details: Any) -> None:
+        """Keep the message and the details.
+
+        Args:
+            message: What is wrong, where, and what to do.
+            retryable: The store goes on by itself once there is room again.
+            details: Figures for programs, plain values only.
+        """
+        super().__init__(message, **details)
+        self.retryable = retryable
+
 
 class SessionDamaged(StoreError):
     """A turn of the session is damaged on disk, or what it holds is no text that can be read.
@@ -374,6 +385,8 @@ def error_from_wire(value: Mapping[str, Any]) -> SessionKVError:
     error = cls.__new__(cls)
     # Not by the class's own signature: message and details are made already.
     SessionKVError.__init__(error, str(value.get("message", "")))
+    if value.get("retryable") is True:  # of some classes it is so by the case
+        error.retryable = True
     details = value.get("details")
     if isinstance(details, Mapping):
         error.details = {name: item for name, item in details.items() if isinstance(name, str)}

@@ -42,7 +42,20 @@ class DiskEvicted:
     keys: tuple[BlockHash, ...]
 
 
-StoreAnswer = Committed | Answered | LookedUp | TransferResult | DiskEvicted
+@dataclass(frozen=True, slots=True)
+class DiskLost:
+    """Somebody took the block store's files away: nothing that was on disk before is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The answer to a look at the block store's files; with ``error`` where none can be written."""
+
+    ticket: int
+    error: StoreError | None
+
+
+StoreAnswer = Committed | Answered | LookedUp | TransferResult | DiskEvicted | DiskLost | Checked
 
 
 class Answers(Protocol):

@@ -28,6 +28,7 @@ import logging
 import shutil
 import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -38,6 +39,7 @@ import msgpack
 
 from sessionkv.store.directory import disk_bytes
 from sessionkv.store.environment import DAMAGE, begin_read, open_environment, write
+from sessionkv.store.file_guard import FileGuard
 from sessionkv.store.index_entry import MAX_RANK, Entry, opened, sealed, slot_in
 from sessionkv.store.slot_map import SlotMap
 
@@ -88,6 +90,7 @@ class BlockIndex:
         self._full_bytes = 4 * block_size
         self._env, self.quarantined = open_environment(path, max_dbs=5)
         try:
+            self._guard = FileGuard(path)
             self._meta = self._env.open_db(b"meta")
             self._entries = self._env.open_db(b"entries")
             self._children = self._env.open_db(b"children", dupsort=True, dupfixed=True)
@@ -101,12 +104,24 @@ class BlockIndex:
             raise
 
     def reading(self) -> lmdb.Transaction:
-        """A read transaction, to be used as a context and ended before anything waits."""
+        """A read transaction, to be used as a context and ended before anything waits.
+
+        Raises:
+            lmdb.Error: It cannot be read, or somebody cut the file short.
+        """
+        self._guard.check()
         return begin_read(self._env)
 
     def write(self, work: Callable[[lmdb.Transaction], _T]) -> _T:
         """Run ``work`` (repeatable) in a transaction that is durable on return."""
-        return write(self._env, work)
+        self._guard.check()
+        done = write(self._env, work)
+        self._guard.note()
+        return done
+
+    def is_there(self) -> bool:
+        """Whether its file is whole, and still the one under its name."""
+        return self._guard.is_there()
 
     def layout(self) -> dict[str, int]:
         """What :meth:`set_layout` stored, empty for a new index."""
@@ -276,6 +291,8 @@ class BlockIndex:
 
     def close(self) -> None:
         """Close the environment."""
+        with suppress(lmdb.Error):
+            self._guard.check()  # closing touches the map of the lock file
         self._env.close()
 
     def _defer(self, txn: lmdb.Transaction, entry: Entry) -> bool:

@@ -30,6 +30,7 @@ from sessionkv.store.block_index import distrust, open_index
 from sessionkv.store.block_stats import BlockStoreCounts, BlockStoreStats
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.environment import DAMAGE, opening
+from sessionkv.store.full_disk import is_full
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.index_changes import (
     check_named,
@@ -43,7 +44,7 @@ from sessionkv.store.index_entry import Entry
 from sessionkv.store.payload_jobs import PayloadFiles, ReadJob, RecordAndView, WriteJob
 from sessionkv.store.record import RecordLayout
 from sessionkv.store.segments import SegmentFiles
-from sessionkv.store.space import Space, is_full
+from sessionkv.store.space import Space
 from sessionkv.types import (
     BlockHash,
     BlockRecord,
@@ -113,22 +114,28 @@ class BlockStore:
         self._receipt_ids = count(1)
         self._off_reason = ""
         self._retry_at_s = 0.0
-        folder = directory.blocks_path / identity.hex()
-        layout = layout_of(geometry)
-        self._folder = folder
-        with opening(folder):
-            try:
-                self._open(layout, cap_bytes)
-            except DAMAGE:
-                distrust(folder)
-                self._open(layout, cap_bytes)
+        self._folder = directory.blocks_path / identity.hex()
+        self._index_layout = layout_of(geometry)
+        self._is_lost = False
+        self._lost_news = False
+        self._num_blocks = 0
+        self._open_or_renew(cap_bytes)
         self._trim()
         if not self._space.fits_one():
             self.close()
             raise StoreUnavailable(f"the cap of {cap_bytes} bytes has no room for a record")
 
-    def _open(self, layout: dict[str, int], cap_bytes: int) -> None:
-        self._index = open_index(self._folder, layout, cap_bytes=cap_bytes)
+    def _open_or_renew(self, cap_bytes: int) -> None:
+        """Open what is there, or start anew over damage."""
+        with opening(self._folder):
+            try:
+                self._open(cap_bytes)
+            except DAMAGE:
+                distrust(self._folder)
+                self._open(cap_bytes)
+
+    def _open(self, cap_bytes: int) -> None:
+        self._index = open_index(self._folder, self._index_layout, cap_bytes=cap_bytes)
         try:
             self._segments = SegmentFiles(self._folder, self._layout.slot_bytes)
             self._files = PayloadFiles(self._layout, self._segments, self._gates)
@@ -241,7 +248,8 @@ class BlockStore:
         self._directory.check_process()
         for _, payload in blocks:
             self._check_size(payload)
-        if self._off_reason and self._clock() < self._retry_at_s:
+        self.look()
+        if self._is_lost or (self._off_reason and self._clock() < self._retry_at_s):
             return WriteJob(self._files, blocks, refused=True)
         return self._prepared(blocks)
 
@@ -310,7 +318,8 @@ class BlockStore:
         self._directory.check_process()
         try:
             with self._index.reading() as txn:
-                blocks = self._index.count(txn)
+                blocks = 0 if self._is_lost else self._index.count(txn)
+            self._num_blocks = blocks
         except lmdb.Error as error:
             self._turn_off(error)
             blocks = 0
@@ -379,6 +388,70 @@ class BlockStore:
         self._segments.close()
         self._index.close()
 
+    # -- files that somebody else removes --------------------------------------------------------
+
+    def look(self) -> StoreUnavailable | None:
+        """Notice files that were removed, renamed or cut short, and make new ones in their place.
+
+        While no write is under way. A few calls of the system when all is well.
+
+        Returns:
+            Why nothing can be written, where that is so still.
+        """
+        gone = not self._directory.is_there()
+        whole = not gone and self._index.is_there() and self._segments.are_there()
+        if whole and not self._is_lost:
+            return None
+        where = self._directory.path if gone else self._folder
+        reason = f"files of {where} were removed, renamed or cut short by another program"
+        if not self._is_lost:
+            self._lose(reason)
+        if gone:
+            return StoreUnavailable(
+                f"{reason}: stop the engine and restore the store", directory=str(where)
+            )
+        # What is being read has a receipt: its files stay open until it is given back.
+        if not self._receipts and self._clock() >= self._retry_at_s:
+            self._renew(reason)
+        if not self._is_lost:
+            return None
+        return StoreUnavailable(self._off_reason, retryable=True, directory=str(where))
+
+    def take_lost(self) -> bool:
+        """Whether everything that was on disk was found lost since the last call."""
+        news, self._lost_news = self._lost_news, False
+        return news
+
+    def _lose(self, reason: str) -> None:
+        """Say and count it, once; nothing is written until there are new files."""
+        self._is_lost = self._lost_news = True
+        try:
+            with self._index.reading() as txn:
+                self._counts.missing_blocks += self._index.count(txn)
+        except lmdb.Error:
+            self._counts.missing_blocks += self._num_blocks
+        _log.error("the disk tier lost its blocks: %s", reason)
+        self._off_reason, self._retry_at_s = reason, 0.0
+
+    def _renew(self, reason: str) -> None:
+        """Begin with an empty block store, as at a start."""
+        cap_bytes, evictions, evicted = self._space.cap_bytes, self._space.evictions, []
+        evicted += self._space.evicted
+        self._segments.close()
+        self._index.close()
+        try:
+            self._directory.blocks_path.mkdir(mode=0o700, exist_ok=True)
+            if self._folder.exists():
+                distrust(self._folder)
+            self._open_or_renew(cap_bytes)
+        except (OSError, StoreUnavailable) as error:
+            self._off_reason = f"{reason}; they cannot be made anew: {error}"
+            self._retry_at_s = self._clock() + _RETRY_S
+            return
+        self._space.evictions, self._space.evicted = evictions, evicted
+        self._is_lost, self._off_reason = False, ""
+        _log.warning("the disk tier begins with an empty block store in %s", self._folder)
+
     # -- writing ---------------------------------------------------------------------------------
 
     def _prepared(self, blocks: Sequence[RecordAndView]) -> WriteJob:
@@ -430,6 +503,8 @@ class BlockStore:
 
     def _turn_off(self, error: Exception) -> None:
         """Write nothing for a while; over a damaged index, until the next open starts anew."""
+        if self._is_lost:
+            return  # there is nothing to write to, and it was said
         if not self._off_reason:
             _log.warning("the disk tier takes no blocks for now: %s", error)
         self._off_reason = str(error)

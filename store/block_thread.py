@@ -17,20 +17,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from sessionkv.errors import StoreError
-from sessionkv.store.answers import Answers, DiskEvicted, LookedUp, Results
+from sessionkv.errors import StoreError, StoreUnavailable
+from sessionkv.store.answers import Answers, Checked, DiskEvicted, DiskLost, LookedUp, Results
 from sessionkv.store.block_stats import BlockStoreStats
-from sessionkv.store.block_store import BATCH_RECORDS, BlockStore
+from sessionkv.store.block_store import BlockStore
+from sessionkv.store.block_work import Fallen, Look, Piece, Work
 from sessionkv.store.gates import Gates
 from sessionkv.store.payload_jobs import ReadJob, WriteJob
-from sessionkv.store.threads import Running, Threads
+from sessionkv.store.threads import Threads
 from sessionkv.types import (
     BlockHash,
-    BlockMove,
     DiskBlock,
     DiskQuery,
     DiskReceipt,
@@ -55,69 +54,6 @@ _READERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 _READ_PIECES = 2 * _READERS
 
 
-@dataclass(slots=True)
-class _Work:
-    """A transfer under way; ``views`` has one buffer for each move.
-
-    Attributes:
-        reply_to: Takes the result.
-        begun: Moves handed out so far.
-        begun_s: When the first was, None before.
-        outcomes: Of the moves done so far, in order.
-    """
-
-    transfer: Transfer
-    views: Sequence[memoryview]
-    reply_to: Results
-    begun: int = 0
-    begun_s: float | None = None
-    outcomes: list[MoveOutcome] = field(default_factory=list)
-
-    @property
-    def is_read(self) -> bool:
-        return self.transfer.src is Tier.DISK
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether every move was handed out."""
-        return self.begun_s is not None and self.begun == len(self.transfer.moves)
-
-    @property
-    def is_done(self) -> bool:
-        return self.is_begun and len(self.outcomes) == len(self.transfer.moves)
-
-    def next_piece(self, most_bytes: int) -> tuple[Sequence[BlockMove], Sequence[memoryview]]:
-        """The moves to hand out next, which counts them as begun. All blocks have one size."""
-        if self.begun_s is None:
-            self.begun_s = time.monotonic()
-        block_bytes = max(1, self.views[0].nbytes) if self.views else 1
-        start = self.begun
-        count = max(1, min(BATCH_RECORDS, most_bytes // block_bytes))
-        self.begun = min(start + count, len(self.transfer.moves))
-        return self.transfer.moves[start : self.begun], self.views[start : self.begun]
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece(Generic[_J]):
-    """Part of a transfer, handed to a thread; ``job`` is None when that could not be done."""
-
-    work: _Work
-    size: int
-    job: _J | None = None
-    running: Running | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.running is None or self.running.done
-
-
-@dataclass(frozen=True, slots=True)
-class _Fallen:
-    """Blocks whose ranks may have fallen."""
-
-    keys: tuple[BlockHash, ...]
-
-
 class BlockThread:
     """Owns a block store from :meth:`start` to :meth:`close`.
 
@@ -133,11 +69,11 @@ class BlockThread:
         self.stats: BlockStoreStats = blocks.stats()
         self._changed = threading.Condition()
         self._lookups: deque[tuple[int, DiskQuery] | int] = deque()
-        self._reads: deque[_Work] = deque()
-        self._writes: deque[_Work | _Fallen | tuple[BlockHash, ...]] = deque()
+        self._reads: deque[Work] = deque()
+        self._writes: deque[Work | Fallen | Look | tuple[BlockHash, ...]] = deque()
         # Pieces under way, in the order begun.
-        self._reading: deque[_Piece[ReadJob]] = deque()
-        self._writing: deque[_Piece[WriteJob]] = deque()
+        self._reading: deque[Piece[ReadJob]] = deque()
+        self._writing: deque[Piece[WriteJob]] = deque()
         self._answered_s = {True: 0.0, False: 0.0}  # when reads and writes last were
         self._held: set[int] = set()
         self._asked_for_room: deque[SimpleQueue[bool]] = deque()
@@ -177,7 +113,7 @@ class BlockThread:
 
     def transfer(self, transfer: Transfer, views: Sequence[memoryview], reply_to: Results) -> None:
         """Queue a transfer; answered by one result, at once when too many wait."""
-        work = _Work(transfer, views, reply_to)
+        work = Work(transfer, views, reply_to)
         with self._changed:
             queue = self._reads if work.is_read else self._writes
             if self._closing or len(queue) >= MAX_TRANSFERS:
@@ -190,7 +126,7 @@ class BlockThread:
         """Queue a note that the ranks of blocks may have fallen, after the writes that wait."""
         with self._changed:
             if not self._closing:
-                self._writes.append(_Fallen(tuple(keys)))
+                self._writes.append(Fallen(tuple(keys)))
                 self._changed.notify()
 
     def delete(self, keys: Sequence[BlockHash]) -> None:
@@ -199,6 +135,15 @@ class BlockThread:
             if not self._closing:
                 self._writes.append(tuple(keys))
                 self._changed.notify()
+
+    def check(self, ticket: int) -> None:
+        """Queue a look at the files, after the writes that wait; answered by a :class:`Checked`."""
+        with self._changed:
+            if self._closing:
+                self._inbox.put(Checked(ticket, StoreUnavailable("the store is closed")))
+                return
+            self._writes.append(Look(ticket))
+            self._changed.notify()
 
     def make_room(self, timeout_s: float) -> bool:
         """Have blocks leave the disk so that there is room; whether some did in that time.
@@ -237,9 +182,11 @@ class BlockThread:
                 self._inbox.put(LookedUp(asked[0], None))
         dropped = 0
         for work in (*self._reads, *self._writes):
-            if isinstance(work, _Work):
+            if isinstance(work, Work):
                 dropped += len(work.transfer.moves) - len(work.outcomes)
                 work.reply_to.put(refused(work.transfer, done=work.outcomes))
+            elif isinstance(work, Look):
+                self._inbox.put(Checked(work.ticket, StoreUnavailable("the store is closed")))
         self._blocks.close()
         return dropped
 
@@ -314,7 +261,7 @@ class BlockThread:
             _log.exception("a lookup failed")
         self._inbox.put(LookedUp(ticket, receipt))
 
-    def _unread(self) -> _Work | None:
+    def _unread(self) -> Work | None:
         """The first transfer of which no reader has the whole yet."""
         return next((work for work in self._reads if not work.is_begun), None)
 
@@ -323,10 +270,10 @@ class BlockThread:
         if work is None:
             return
         moves, views = work.next_piece(_READ_PIECE_BYTES)
-        piece: _Piece[ReadJob] = _Piece(work, len(moves))
+        piece: Piece[ReadJob] = Piece(work, len(moves))
         try:
             job = self._blocks.begin_read([DiskBlock(m.record, m.src) for m in moves], views)
-            piece = _Piece(work, len(moves), job, self._readers.run(job))
+            piece = Piece(work, len(moves), job, self._readers.run(job))
         except Exception:  # noqa: BLE001 the thread must live to answer the others
             _log.exception("a read failed")
         self._reading.append(piece)
@@ -340,22 +287,35 @@ class BlockThread:
 
     def _begin_write(self) -> None:
         work = self._writes[0]
-        if not isinstance(work, _Work):
+        if not isinstance(work, Work):
             self._writes.popleft()
-            if isinstance(work, _Fallen):
+            if isinstance(work, Fallen):
                 self._blocks.ranks_fell(work.keys)
+            elif isinstance(work, Look):
+                self._look(work)
             else:
                 self._blocks.delete(work, keep_continued=True)
             return
         moves, views = work.next_piece(_WRITE_PIECE_BYTES)
-        piece: _Piece[WriteJob] = _Piece(work, len(moves))
+        piece: Piece[WriteJob] = Piece(work, len(moves))
         try:
             blocks = [(move.record, view) for move, view in zip(moves, views, strict=True)]
             job = self._blocks.begin_write(blocks)
-            piece = _Piece(work, len(moves), job, self._writer.run(job))
+            piece = Piece(work, len(moves), job, self._writer.run(job))
         except Exception:  # noqa: BLE001 the thread must live to answer the others
             _log.exception("a write failed")
+        self._tell_lost()
         self._writing.append(piece)
+
+    def _look(self, asked: Look) -> None:
+        error = self._blocks.look()
+        self._tell_lost()
+        self._publish()  # before the answer: who has it may ask for the figures
+        self._inbox.put(Checked(asked.ticket, error))
+
+    def _tell_lost(self) -> None:
+        if self._blocks.take_lost():
+            self._inbox.put(DiskLost())
 
     def _finish_write(self) -> None:
         piece = self._writing.popleft()
@@ -365,7 +325,7 @@ class BlockThread:
             self._finish(piece.work)
 
     @staticmethod
-    def _take_in(piece: _Piece[_J], finish: Callable[[_J], list[MoveOutcome]]) -> None:
+    def _take_in(piece: Piece[_J], finish: Callable[[_J], list[MoveOutcome]]) -> None:
         """Add a piece's outcomes to its transfer's."""
         outcomes = [MoveOutcome.IO_ERROR] * piece.size
         if piece.job is not None:
@@ -375,7 +335,7 @@ class BlockThread:
                 _log.exception("a transfer failed")
         piece.work.outcomes += outcomes
 
-    def _finish(self, work: _Work) -> None:
+    def _finish(self, work: Work) -> None:
         if not self._has_work():
             self._publish()  # before the answer: who has it may ask for the figures
         now_s = time.monotonic()
@@ -384,7 +344,7 @@ class BlockThread:
         self._answered_s[work.is_read] = now_s
         work.reply_to.put(TransferResult(work.transfer.transfer_id, tuple(work.outcomes), busy_s))
         head = self._writes[0] if self._writes else None
-        is_half_done = isinstance(head, _Work) and head.begun_s is not None
+        is_half_done = isinstance(head, Work) and head.begun_s is not None
         if not is_half_done and (gone := self._blocks.evicted()):
             self._inbox.put(DiskEvicted(gone))
 

@@ -86,6 +86,14 @@ class StoreDirectory:
         """Folder of the block stores."""
         return self.path / "blocks"
 
+    def is_there(self) -> bool:
+        """Whether it is still the one under its name: neither removed nor renamed. Any thread."""
+        try:
+            named, held = os.stat(self.path / "lock"), os.fstat(self._lock_fd)
+        except OSError:
+            return False
+        return os.path.samestat(named, held)
+
     def check_process(self) -> None:
         """Refuse use in a child made by fork, where LMDB and the lock must not be touched.
 

@@ -18,8 +18,10 @@ from typing import TypeVar
 import lmdb
 
 from sessionkv.errors import StoreUnavailable
+from sessionkv.store.full_disk import is_full
 from sessionkv.store.lacking_pages import num_lacking
 from sessionkv.store.lmdb_layout import Unsound
+from sessionkv.store.set_aside import move_aside
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -115,7 +117,9 @@ def opening(path: Path) -> Iterator[None]:
     try:
         yield
     except (lmdb.Error, OSError) as error:
-        raise StoreUnavailable(f"{path} cannot be opened: {error}") from error
+        raise StoreUnavailable(
+            f"{path} cannot be opened: {error}", retryable=is_full(error), directory=str(path)
+        ) from error
 
 
 def begin_read(env: lmdb.Environment) -> lmdb.Transaction:
@@ -192,10 +196,7 @@ def _damage(data: Path, limit_bytes: int = VERIFY_LIMIT_BYTES) -> str | None:
 
 def _quarantine(path: Path, damage: str) -> Path:
     """Move a damaged environment's folder aside and make an empty one."""
-    number = 1
-    while (moved := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    path.rename(moved)
+    moved = move_aside(path)
     path.mkdir(mode=0o700)
     _log.warning("the database %s is damaged (%s); it was moved to %s", path, damage, moved)
     return moved

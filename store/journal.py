@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import lmdb
@@ -26,6 +27,8 @@ from sessionkv.store.environment import (
     opening,
     write,
 )
+from sessionkv.store.file_guard import FileGuard
+from sessionkv.store.full_disk import not_written
 from sessionkv.store.journal_copy import JournalCopy, remove_copy
 from sessionkv.store.journal_records import Record, name_key, unpack
 from sessionkv.store.journal_tables import NUM_DATABASES, Damage, Tables
@@ -39,6 +42,7 @@ from sessionkv.store.questions import (
     Reply,
     SessionPage,
 )
+from sessionkv.store.set_aside import SetAside, set_aside
 from sessionkv.types import (
     HeadRecord,
     JournalOp,
@@ -115,8 +119,11 @@ class Journal:
         with opening(directory.journal_path):
             remove_copy(directory.journal_path / _COPY_FOLDER)
             self._tables = Tables(self._env, self._damage)
-            self._file = self._file_id()
+            self._guard = FileGuard(directory.journal_path)
             self._bring_up()
+            self._guard.note()
+            self._figures = JournalFigures()
+            self._figures = self.figures()
 
     # Questions -------------------------------------------------------------------------------
 
@@ -132,15 +139,16 @@ class Journal:
             return reads.summary(txn, self._tables)
 
     def figures(self) -> JournalFigures:
-        """Counts as they are now. O(1)."""
+        """Counts as they are now; the last ones, where somebody cut the file short. O(1)."""
         self._ensure_open()
-        with begin_read(self._env) as txn:
-            return JournalFigures(
+        with suppress(lmdb.CorruptedError), self._reading() as txn:
+            self._figures = JournalFigures(
                 num_nodes=int(txn.stat(self._tables.nodes)["entries"]),
                 num_keys=int(txn.stat(self._tables.keys)["entries"]),
                 damaged_records=self.damaged_records,
                 compactions=self._compactions,
             )
+        return self._figures
 
     def answer(self, question: Question) -> Reply:
         """Answer one question; costs as ``journal_reads`` says.
@@ -151,7 +159,7 @@ class Journal:
         self._directory.check_process()
         self._ensure_open()
         try:
-            with begin_read(self._env) as txn:
+            with self._reading() as txn:
                 return self._answer(txn, question)
         except lmdb.Error as error:
             raise StoreUnavailable(f"the journal cannot be read: {error}") from error
@@ -193,6 +201,10 @@ class Journal:
         """Bytes of disk the journal takes. Any thread."""
         return disk_bytes(self._directory.journal_path)
 
+    def set_aside(self) -> tuple[SetAside, ...]:
+        """Damaged journals that were moved aside, at this open or earlier. Any thread."""
+        return set_aside(self._directory.journal_path)
+
     # Changes ---------------------------------------------------------------------------------
 
     def commit(self, batches: Iterable[Sequence[JournalOp]]) -> None:
@@ -215,9 +227,10 @@ class Journal:
                 end_reading=self._end_copying,
             )
         except lmdb.Error as error:
-            raise StoreUnavailable(f"the journal cannot be written: {error}") from error
+            raise not_written("the journal", self._directory.journal_path, error) from error
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"a record cannot be stored: {error}") from error
+        self._guard.note()
         if self._copy is not None:
             self._copy.note(kept)
 
@@ -228,6 +241,8 @@ class Journal:
             if not copy.end(_CLOSE_S):
                 return  # a disk that hangs; closing would take the file from under the copy
             remove_copy(copy.folder)
+        with suppress(lmdb.Error):
+            self._guard.check()  # closing touches the map of the lock file
         self._env.close()
 
     # Compaction ------------------------------------------------------------------------------
@@ -253,7 +268,7 @@ class Journal:
 
     def compact_if_worth(self) -> None:
         """Start a copy when more than half of the file holds nothing. Returns at once."""
-        if self._copy is not None or not self._is_open:
+        if self._copy is not None or not self._is_open or not self._guard.is_there():
             return
         wasted = self.wasted_bytes()
         size = (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
@@ -361,23 +376,34 @@ class Journal:
         with opening(path):
             sync_folder(path)
             self._env = open_sound(path, **self._options)
+            self._guard = FileGuard(path)
             self._tables = Tables(self._env, self._damage)
-            self._file = self._file_id()
         self._is_open = True
 
     def _check_still_there(self) -> None:
         """What is written to a file without a name is gone at the next start."""
         path = self._directory.journal_path
+        what = "is gone: it was removed or replaced"
         try:
-            found = self._file_id()
-        except OSError as error:
-            raise StoreUnavailable(f"the journal {path} is gone: {error}") from error
-        if found != self._file:
-            raise StoreUnavailable(f"the journal {path} was replaced by another")
+            self._guard.check()
+            if self._guard.is_there():
+                return
+        except lmdb.CorruptedError:
+            what = "was cut short"
+        raise StoreUnavailable(
+            f"the journal {path} {what} by another program while the engine ran: stop it and "
+            "restore the store from a backup",
+            directory=str(path),
+        )
 
-    def _file_id(self) -> tuple[int, int]:
-        found = (self._directory.journal_path / "data.mdb").stat()
-        return found.st_dev, found.st_ino
+    def _reading(self) -> lmdb.Transaction:
+        """A read transaction; the file is as it was left.
+
+        Raises:
+            lmdb.Error: It cannot be read, or somebody cut the file short.
+        """
+        self._guard.check()
+        return begin_read(self._env)
 
     def _read_all(
         self, txn: lmdb.Transaction, database: lmdb._Database, kind: type[Record]

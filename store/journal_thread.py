@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 from sessionkv.errors import Overloaded, StoreError, StoreUnavailable
 from sessionkv.store.answers import Answered, Answers, Committed
+from sessionkv.store.full_disk import is_full
 from sessionkv.store.gates import Gates
 from sessionkv.store.journal import Journal, JournalFigures
 from sessionkv.store.questions import Question
-from sessionkv.store.space import is_full
 from sessionkv.types import JournalOp
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class JournalThread:
         self._epoch = 0
         self._known_epoch = 0
         self._failures: dict[int, int] = {}
+        self._failure: StoreError | None = None
         self._thread = threading.Thread(target=self._run, name="store-journal", daemon=True)
 
     def start(self) -> None:
@@ -207,12 +208,17 @@ class JournalThread:
 
     def _commit_alone(self, item: _Waiting) -> None:
         if item.epoch != self._epoch:
-            stale = StoreUnavailable("an earlier change could not be stored")
+            cause = self._failure
+            stale = StoreUnavailable(
+                f"an earlier change could not be stored: {cause}",
+                retryable=cause is not None and cause.retryable,
+            )
             self._inbox.put(Committed(item.ticket, stale))
             return
         error = self._try([item.ops])
         self._gates.pass_through("after_commit")
         if error is not None:
+            self._failure = error
             with self._changed:
                 self._epoch += 1
                 self._failures[item.ticket] = self._epoch

@@ -156,6 +156,21 @@ class SegmentFiles:
         for number in numbers:
             os.fdatasync(self._open(number))
 
+    def are_there(self) -> bool:
+        """Whether the files in use are still those under their names. One call of the system each.
+
+        For the owner's thread.
+        """
+        with self._lock:
+            files = dict(self._files)
+        try:
+            return all(
+                os.path.samestat(os.stat(self._path(number)), os.fstat(fd))
+                for number, fd in files.items()
+            )
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Close all files; nobody reads or writes any more."""
         with self._lock:

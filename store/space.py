@@ -24,10 +24,10 @@ import lmdb
 
 from sessionkv.store.block_index import BlockIndex
 from sessionkv.store.directory import disk_bytes
+from sessionkv.store.full_disk import NO_SPACE
 from sessionkv.store.index_entry import Entry
 from sessionkv.store.segments import SegmentFiles
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Left free on the file system for the journal, whatever the cap: a cache must not stop turns.
 _RESERVE_BYTES, _RESERVE_PART = 64 * 1024**2, 20
 _EVICT_AT_ONCE = 1024
@@ -355,11 +355,3 @@ def _other_folders(folder: Path) -> list[tuple[Path, int]]:
             used_s = (index if index.exists() else path).stat().st_mtime
             others.append((used_s, path))
     return [(path, disk_bytes(path)) for _, path in sorted(others)]
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Whether a failure may mean that the disk is full."""
-    if isinstance(error, lmdb.Error):
-        # LMDB answers a short write, as a full disk makes it, with EIO.
-        return getattr(error, "code", None) in (*NO_SPACE, errno.EIO)
-    return isinstance(error, OSError) and error.errno in NO_SPACE

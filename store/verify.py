@@ -19,6 +19,7 @@ from sessionkv.store.environment import check_environment
 from sessionkv.store.index_rows import check_rows, repair_rows
 from sessionkv.store.journal import Journal
 from sessionkv.store.questions import ListSessions, SessionPage
+from sessionkv.store.set_aside import set_aside
 from sessionkv.store.stopped import StoredBlocks, identity_folders
 from sessionkv.types import TOKEN_BYTES, NodeRecord, SessionRow
 
@@ -69,6 +70,12 @@ def verify_store(directory: StoreDirectory, *, progress: Progress) -> Verified:
     found = Verified()
     for problem in _permissions(directory.path):
         found.problems.append(problem)
+    for moved in set_aside(directory.journal_path):
+        found.add(
+            moved.path.name,
+            f"a damaged journal that was set aside on {moved.moved_at}; its sessions are not "
+            "served: remove the folder when you do not need it any more",
+        )
     _verify_journal(directory, found, progress)
     for identity, path in identity_folders(directory):
         found.block_stores += 1

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from sessionkv.store.answers import (
     Answered,
     Answers,
+    Checked,
     Committed,
     DiskEvicted,
+    DiskLost,
     LookedUp,
     Results,
     StoreAnswer,
@@ -27,14 +29,17 @@ from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.store.journal import Journal, JournalFigures
 from sessionkv.store.journal_thread import JournalThread
 from sessionkv.store.questions import Question
+from sessionkv.store.set_aside import SetAside
 from sessionkv.types import BlockHash, DiskQuery, JournalOp, Transfer
 
 __all__ = [
     "Answered",
     "Answers",
+    "Checked",
     "CloseReport",
     "Committed",
     "DiskEvicted",
+    "DiskLost",
     "LookedUp",
     "Results",
     "StoreAnswer",
@@ -160,6 +165,17 @@ class StoreWorker:
         if self._blocks is not None:
             self._blocks.ranks_fell(keys)
 
+    def check(self, ticket: int) -> None:
+        """Whether blocks can be written where they were; answered by one :class:`Checked`.
+
+        After the writes submitted before. Files that somebody removed are made anew, and
+        :class:`DiskLost` comes first then.
+        """
+        if self._blocks is None:
+            self._inbox.put(Checked(ticket, None))
+        else:
+            self._blocks.check(ticket)
+
     def stats(self) -> BlockStoreStats | None:
         """Figures of the block store when it was last idle; None when the disk tier is off."""
         return None if self._blocks is None else self._blocks.stats
@@ -171,6 +187,10 @@ class StoreWorker:
     def journal_bytes(self) -> int:
         """Bytes of disk the journal takes."""
         return self._journal_store.used_bytes()
+
+    def journals_set_aside(self) -> tuple[SetAside, ...]:
+        """Damaged journals that were moved aside and are there still."""
+        return self._journal_store.set_aside()
 
     def _make_room(self) -> bool:
         """Blocks are a cache: they go where the journal finds the disk full."""

@@ -20,6 +20,7 @@ from sessionkv.engine.core import Core, FrontSink
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.messages import Drain
 from sessionkv.errors import EngineStartFailed
+from sessionkv.store.set_aside import SetAside
 from sessionkv.text.folder import TextFiles
 
 _log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class CoreHost:
     def report(self) -> dict[str, Any]:
         """Model and memory split, for people."""
         parts = self._built.parts
+        journals = parts.store.journals_set_aside()
         return {
             "model": self._config.model,
             "pid": os.getpid(),
@@ -115,5 +117,13 @@ class CoreHost:
             "host_bytes": parts.host_bytes,
             "disk_bytes": parts.disk_bytes,
             "store": str(self._built.store_path),
-            "notes": list(self._built.memory.notes),
+            "notes": [*self._built.memory.notes, *map(_set_aside, journals)],
         }
+
+
+def _set_aside(journal: SetAside) -> str:
+    return (
+        f"A DAMAGED JOURNAL was set aside on {journal.moved_at} to {journal.path}: the sessions "
+        "in it are not served. Restore the store from a backup or import an export of them; once "
+        "you do not need the folder any more, remove it"
+    )

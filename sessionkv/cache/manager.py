@@ -361,6 +361,11 @@ class KVCacheManager:
             self._residency.disk_evicted(key)
         self._spiller.disk_evicted(dropped)
 
+    def on_disk_lost(self) -> None:
+        """Somebody took the files away: every record that was on disk is gone."""
+        self._residency.lose_all_on_disk()
+        self._spiller.disk_lost()
+
     def take_stale(self) -> tuple[BlockHash, ...]:
         """Keys whose record on disk is of no more use: shorter selves of tails that grew."""
         stale = tuple(self._residency.stale)

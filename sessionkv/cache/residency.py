@@ -203,6 +203,12 @@ class Residency:
         else:
             entry.on_disk = False
 
+    def lose_all_on_disk(self) -> None:
+        """Nothing that was on disk is there any more. O(blocks in memory)."""
+        for entry in self.index:
+            entry.on_disk = False
+        self.version += 1
+
     def drop(self, entry: Entry) -> None:
         """Forget content in memory; blocks still held are freed with their last lease."""
         if entry.device is not None:

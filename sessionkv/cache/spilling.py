@@ -269,6 +269,10 @@ class Spiller:
         """
         self._overtaken.update(key for key in keys if key in self._writing)
 
+    def disk_lost(self) -> None:
+        """All records left the disk; an answer under way may be of one of them or of a new one."""
+        self._overtaken |= self._writing
+
     def finish(self, result: TransferResult) -> None:
         """Take in an answer. Sources have kept their place in the order of eviction."""
         job = self._jobs.pop(result.transfer_id)

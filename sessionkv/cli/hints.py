@@ -31,4 +31,6 @@ _HINTS = {
 
 def hint_for(error: SessionKVError) -> str | None:
     """One line of advice, or None where the message says it all."""
+    if error.code == "store_unavailable" and (error.retryable or "damage" in error.details):
+        return None
     return _HINTS.get(error.code)

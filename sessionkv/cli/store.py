@@ -15,9 +15,10 @@ from sessionkv.cli import output
 from sessionkv.cli.progress import StartProgress
 from sessionkv.config import user_data_dir
 from sessionkv.engine.stopped_kv import retained_keys
-from sessionkv.engine.stopped_sessions import StoppedSessions, open_sessions
+from sessionkv.engine.stopped_sessions import StoppedSessions, journal_damage, open_sessions
 from sessionkv.errors import ConfigError, InvalidRequest
 from sessionkv.store.directory import StoreDirectory, disk_bytes
+from sessionkv.store.set_aside import set_aside
 from sessionkv.store.stopped import StoredBlocks, identity_folders, open_stopped
 from sessionkv.store.verify import Verified, repair_blocks, verify_store
 from sessionkv.types import HeadRecord
@@ -94,6 +95,9 @@ def _stats(args: argparse.Namespace, directory: StoreDirectory) -> int:
                 _identity_stats(directory, sessions, identity)
                 for identity, _ in identity_folders(directory)
             ],
+            "set_aside_journals": {
+                str(moved.path): moved.moved_at for moved in set_aside(directory.journal_path)
+            },
             "bytes": _file_bytes(directory.path),
         }
     if args.json:
@@ -145,6 +149,11 @@ def _print_stats(stats: dict[str, Any]) -> None:
                 "idempotency keys": f"{stats['keys']:,}",
                 "last used": f"{_ago(stats['newest_use_s'])}, the oldest "
                 f"{_ago(stats['oldest_use_s'])}",
+                "damaged journals": "; ".join(
+                    f"{path}, set aside on {when}"
+                    for path, when in stats["set_aside_journals"].items()
+                )
+                or "none",
             }
         )
     )
@@ -182,6 +191,7 @@ class _Plan:
     folders: list[Path]
     num_bytes: int
     heads: list[HeadRecord]
+    journal_damage: str | None
 
 
 def _purge(args: argparse.Namespace, directory: StoreDirectory) -> int:
@@ -194,7 +204,8 @@ def _purge(args: argparse.Namespace, directory: StoreDirectory) -> int:
         if args.sessions:
             sessions = stack.enter_context(open_sessions(directory))
             heads = [h for h in sessions.all_heads if until_s is None or h.updated_s <= until_s]
-        plan = _Plan(folders, sum(map(disk_bytes, folders)), heads)
+        damage = None if args.sessions else journal_damage(directory)
+        plan = _Plan(folders, sum(map(disk_bytes, folders)), heads, damage)
         if (plan.folders or plan.heads) and not args.yes and not _is_wanted(plan):
             output.stderr().print("nothing was deleted")
             return 1
@@ -243,11 +254,17 @@ def _print_purged(args: argparse.Namespace, plan: _Plan) -> None:
                 "identities": [folder.name for folder in plan.folders],
                 "bytes": plan.num_bytes,
                 "sessions": len(plan.heads),
+                "journal_damage": plan.journal_damage,
             }
         )
         return
     text = f"deleted {output.size(plan.num_bytes)} of KV in {len(plan.folders):,} block stores"
-    text += f" and {len(plan.heads):,} sessions" if args.sessions else "; all sessions stay"
+    if args.sessions:
+        text += f" and {len(plan.heads):,} sessions"
+    elif plan.journal_damage is None:
+        text += "; all sessions stay"
+    else:
+        text += f"; the journal is damaged ({plan.journal_damage}) and was left as it is"
     output.stdout().print(text, markup=False)
 
 

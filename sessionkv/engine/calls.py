@@ -25,6 +25,7 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map
+from sessionkv.store.answers import Checked
 from sessionkv.store.questions import SessionPage
 from sessionkv.types import BlockHash, SessionRow, Tier
 from sessionkv.types.portable_tree import PortableTree
@@ -113,8 +114,7 @@ class CallDesk:
             elif isinstance(request, wire.Stats):
                 self._answer(CallDone(ask.call_id, engine_stats(self._parts, now)))
             elif isinstance(request, wire.Flush):
-                self._parts.kv.request_clean(self._parts.kv.resident_keys())
-                self._flushes.append(ask.call_id)
+                self._parts.store.check(ask.call_id)
             elif isinstance(request, wire.Close):
                 self._close(ask.call_id, (tenant, request.session), request, now)
             else:
@@ -171,6 +171,14 @@ class CallDesk:
         self._turns.out.append(reply)
 
     # Flushing --------------------------------------------------------------------------------
+
+    def flush(self, checked: Checked) -> None:
+        """Have all blocks in memory written, where there is somewhere to write them."""
+        if checked.error is not None:
+            self._answer(CallDone(checked.ticket, error=checked.error))
+            return
+        self._parts.kv.request_clean(self._parts.kv.resident_keys())
+        self._flushes.append(checked.ticket)
 
     def finish_flushes(self) -> None:
         """Answer flushes once nothing is left to be written."""

@@ -52,7 +52,7 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc.messages import List
 from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
-from sessionkv.store.worker import Answered, Committed, DiskEvicted, LookedUp
+from sessionkv.store.worker import Answered, Checked, Committed, DiskEvicted, DiskLost, LookedUp
 from sessionkv.types import MoveOutcome, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
@@ -268,6 +268,10 @@ class Core:
             turns.refused(message, now)
         elif isinstance(message, DiskEvicted):
             self._parts.kv.on_disk_evicted(message.keys)
+        elif isinstance(message, DiskLost):
+            self._parts.kv.on_disk_lost()
+        elif isinstance(message, Checked):
+            self._calls.flush(message)
         elif isinstance(message, Drain):
             self._drainer.begin(message, now)
 
@@ -307,7 +311,9 @@ class Core:
             if commit is not None:
                 self._now_durable(commit, now)
             return
-        error = StoreUnavailable(f"the journal could not be written: {message.error}")
+        error: SessionKVError = message.error
+        if not isinstance(error, StoreUnavailable):  # which says all there is to say
+            error = StoreUnavailable(f"the journal could not be written: {error}")
         for commit in self._commits.refused(message.ticket):
             if commit.turn_id is not None:
                 self._turns.drop(commit.turn_id, error, now)

@@ -40,6 +40,9 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "journal_bytes": parts.store.journal_bytes(),
         "nodes": journal.num_nodes,
         "damaged_records": journal.damaged_records,
+        "set_aside_journals": {
+            str(moved.path): moved.moved_at for moved in parts.store.journals_set_aside()
+        },
         "compactions": journal.compactions,
         "loaded_sessions": parts.tree.num_loaded,
         "loaded_bytes": parts.tree.num_bytes,

@@ -32,6 +32,12 @@ from sessionkv.types.portable import LOCAL_TENANT, PortableSession
 from sessionkv.types.portable_tree import PortableTree
 
 
+def journal_damage(directory: StoreDirectory) -> str | None:
+    """Why the journal cannot be read; None where it can, or where there is none yet."""
+    path = directory.journal_path
+    return check_environment(path) if (path / "data.mdb").exists() else None
+
+
 @contextmanager
 def open_sessions(directory: StoreDirectory) -> Iterator[StoppedSessions]:
     """The journal's sessions, those of the local tenant by name.
@@ -39,10 +45,16 @@ def open_sessions(directory: StoreDirectory) -> Iterator[StoppedSessions]:
     Raises:
         StoreUnavailable: It is damaged; an engine would set it aside, and this leaves it alone.
     """
-    path = directory.journal_path
-    damage = check_environment(path) if (path / "data.mdb").exists() else None
+    damage = journal_damage(directory)
     if damage is not None:
-        raise StoreUnavailable(f"the journal {path} is damaged: {damage}")
+        path = directory.journal_path
+        raise StoreUnavailable(
+            f"the journal {path} is damaged ({damage}), so its sessions cannot be read. Restore "
+            "the store from a backup, or start an engine on it, which sets the journal aside and "
+            "begins with an empty one",
+            directory=str(path),
+            damage=damage,
+        )
     journal = Journal(directory)
     try:
         yield StoppedSessions(journal, LOCAL_TENANT)
