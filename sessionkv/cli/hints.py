@@ -31,4 +31,6 @@ _HINTS = {
 
 def hint_for(error: SessionKVError) -> str | None:
     """One line of advice, or None where the message says it all."""
+    if "starting_pid" in error.details:
+        return "Try again when it is ready; loading a model takes a while."
     return _HINTS.get(error.code)
