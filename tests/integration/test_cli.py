@@ -106,6 +106,7 @@ def test_second_serve_names_the_first(place: Place) -> None:
 
 def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
     with place.serving():
+        assert place.run("sessions", "ls").stdout == "no sessions\n"
         flags = ("--session", "trip", "--temperature", "0", "--max-tokens", "8")
         first = place.run("chat", *flags, stdin="hello\n")
         assert first.returncode == 0, first.stderr
@@ -115,8 +116,10 @@ def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
         assert "no miss" in second.stderr
         listed = json.loads(place.run("sessions", "ls", "--json").stdout)
         assert [(info["name"], info["turns"]) for info in listed] == [("other", 2), ("trip", 2)]
-        assert place.run("sessions", "pin", "trip", "--tier", "disk").returncode == 0
-        assert place.run("sessions", "rewind", "trip").returncode == 0
+        for action in (["rewind"], ["unpin"], ["pin", "--tier", "disk"]):
+            acted = json.loads(place.run("sessions", *action, "trip", "--json").stdout)
+            assert acted["bytes"].keys() == {"device", "host", "disk"}, action
+            assert sum(acted["bytes"]["device"].values()) > 0, action
         shown = json.loads(place.run("sessions", "show", "trip", "--json").stdout)
         assert (shown["turns"], shown["pin"]["tier"]) == (1, "disk")
         assert place.run("sessions", "rm", "other").returncode == 0
