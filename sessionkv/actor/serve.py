@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SWITCH_INTERVAL_S = 0.0005
 """Core and what wakes it share an interpreter: none may wait the default 5 ms for the other."""
+WAIT_POLICY = "passive"
+"""How threads of torch wait in an engine that is served, unless the environment says otherwise."""
 
 
 def build_engine(config: EngineConfig, *, progress: ProgressSink | None = None) -> BuiltEngine:
@@ -110,7 +112,7 @@ def _set_thread_environment(config: EngineConfig) -> None:
     for 2**26 cycles after each product by default, tens of milliseconds in which they take a core
     from torch; 2**18, about 0.1 ms, reach over the gaps between the products of a step.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("OMP_WAIT_POLICY", WAIT_POLICY)
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
     if config.threads is not None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", str(config.threads))
