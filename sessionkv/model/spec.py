@@ -105,7 +105,7 @@ class ModelSpec:
         return self.num_layers * layer + embeddings * self.vocab_size * self.hidden_size
 
     def cpu_weights_bytes(self, *, blas: bool) -> int:
-        """Memory of matrices and biases as the CPU decoder holds them, known before they are loaded.
+        """Memory of the weights as the CPU decoder holds them, known before they are loaded.
 
         fp32; the output projection is a copy of its own, in its own layout, also where it is tied.
 
