@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import closing
 from pathlib import Path
 
 import zmq
@@ -19,6 +18,7 @@ from sessionkv.ipc.codec import encode_request
 from sessionkv.ipc.endpoint import is_listening, socket_path
 from sessionkv.ipc.messages import Bye, Hello
 
+_GOODBYE_MS = 100
 STARTING = "starting_pid"
 """Detail of a :class:`ConnectionLost`: the process that is there and has not answered yet."""
 
@@ -58,12 +58,16 @@ def answers(endpoint: str, *, timeout_s: float) -> bool:
     """
     socket_path(endpoint)
     limits = LimitsConfig()
-    with zmq.Context() as context, closing(context.socket(zmq.DEALER)) as socket:
-        socket.linger = 0
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.linger = 0  # of its sockets
+    try:
+        socket = context.socket(zmq.DEALER)
         socket.connect(endpoint)
         socket.send(encode_request(Hello(0, client="probe"), limits))
         heard = bool(socket.poll(math.ceil(timeout_s * 1000)))
         if heard:
-            socket.linger = 100
+            socket.linger = _GOODBYE_MS
             socket.send(encode_request(Bye(1), limits))
         return heard
+    finally:
+        context.destroy()  # an interrupt may have come before any line: sockets that are open too
