@@ -31,6 +31,7 @@ from sessionkv.ipc.endpoint import default_endpoint, is_listening, socket_path
 from sessionkv.ipc.limits import TRANSPORT_FACTOR
 from sessionkv.ipc.link import Due, Link, Phase
 from sessionkv.ipc.messages import Bye, Failure, Hello, Ping, Reply, Request, Welcome
+from sessionkv.ipc.starting import STARTING, not_answering
 from sessionkv.ipc.transport import ReplySink
 from sessionkv.ipc.waker import Waker
 
@@ -177,7 +178,7 @@ class SocketTransport:
         if ready.get(self._socket, 0) & zmq.POLLIN:
             self._receive()
         elif self._monitor in ready and not self._readable():  # its last words are read
-            self._lose("the engine ended the connection")
+            self._lose(self._loss("the engine ended the connection"))
         self._beat(polled_s)
         if self._waiting and self._link.phase is Phase.READY:
             self._flush()
@@ -215,7 +216,8 @@ class SocketTransport:
             try:
                 reply = decode_reply(frames)
             except ProtocolViolation as error:
-                self._lose(f"the engine sent something that cannot be read: {error.message}")
+                reason = f"the engine sent something that cannot be read: {error.message}"
+                self._lose(self._loss(reason))
                 return
             if not self._handle(reply) or not self._readable():
                 return
@@ -232,12 +234,12 @@ class SocketTransport:
             if reply.code not in _COMES_BACK:
                 self._dead = reply.to_error()
             else:
-                self._lose(reply.message)
+                self._lose(self._loss(reply.message))
             return False
         elif isinstance(reply, Failure) and (
             reply.id > OWN_IDS or reply.code == ConnectionLost.code
         ):
-            self._lose("the engine does not know this connection any more")
+            self._lose(self._loss("the engine does not know this connection any more"))
             return False
         elif reply.id < OWN_IDS:
             self._sink.deliver(reply)
@@ -264,7 +266,7 @@ class SocketTransport:
             with suppress(zmq.Again):  # full: the engine does not read, and silence will tell
                 self._socket.send(encode_request(ping, self._limits), zmq.NOBLOCK)
         elif due is Due.LOSE:
-            self._lose(f"the engine was silent for {self._link.patience_s:g} s")
+            self._lose(self._silence())
         elif due is Due.GIVE_UP:
             self._link.gave_up()
             self._sink.lost(self._loss("the engine did not come back"), final=True)
@@ -275,14 +277,22 @@ class SocketTransport:
             else:
                 self._link.probed(now_s)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, error: ConnectionLost) -> None:
         """First the sink, then the queue: what was queued before belongs to ended requests."""
         self._poller.unregister(self._socket)
         self._poller.unregister(self._monitor)
         self._disconnect(0)
         self._link.lose(time.monotonic())
-        self._sink.lost(self._loss(reason), final=self._link.has_given_up)
+        self._sink.lost(error, final=self._link.has_given_up)
         self._waiting.clear()
+
+    def _silence(self) -> ConnectionLost:
+        """What silence means: one that has not greeted us yet may be starting still."""
+        starting = not_answering(self.endpoint) if self._link.phase is Phase.GREETING else None
+        known = None if self.welcome is None else self.welcome.pid
+        if starting is not None and starting.details[STARTING] != known:
+            return starting
+        return self._loss(f"the engine was silent for {self._link.patience_s:g} s")
 
     def _loss(self, reason: str) -> ConnectionLost:
         return ConnectionLost(f"{reason} ({self.endpoint})", endpoint=self.endpoint)

@@ -44,7 +44,9 @@ class StoreDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> StoreDirectory:
-        """Create the directory (0700) if need be, lock it and check its format.
+        """Create the directory if need be, lock it and check its format.
+
+        A new store is 0700, made or found empty.
 
         Raises:
             StoreInUse: Somebody holds it; with directory and pid.
@@ -196,6 +198,9 @@ def _check_format(target: Path) -> None:
     """Write the format file of a new store, or check that we can read this one."""
     path = target / "format"
     if not path.exists():
+        found = target.stat()
+        if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) & 0o077:
+            target.chmod(0o700)  # it was empty: nobody has used it for anything
         write_durably(path, f"{_FORMAT_NAME} {FORMAT_VERSION}\n".encode())
         return
     words = path.read_text("ascii", "replace").split()

@@ -15,6 +15,7 @@ from sessionkv.actor.host import CoreHost
 from sessionkv.client.client import Client
 from sessionkv.config import EngineConfig, LimitsConfig
 from sessionkv.engine.build import BuiltEngine, ProgressSink, build_engine
+from sessionkv.engine.draining import log_undone
 from sessionkv.engine.messages import CoreMessage, CoreStopped
 from sessionkv.errors import EngineClosed, SessionKVError, TurnFailed
 from sessionkv.ipc import messages as wire
@@ -131,7 +132,10 @@ class _FrontThread:
                 if isinstance(item, list):
                     for message in item:
                         front.on_core(message)
-                        stopped = stopped or isinstance(message, CoreStopped)
+                        if isinstance(message, CoreStopped):
+                            stopped = True
+                            if message.drained is not None:
+                                log_undone(message.drained)
                 elif isinstance(item, wire.Bye):
                     front.on_disconnect(_CONNECTION)
                 else:

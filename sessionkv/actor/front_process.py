@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,10 @@ _PATIENCE_S = 5.0
 """How long an engine that is to end waits for a front that takes nothing."""
 _LOOK_S = 0.5
 """At least so often the main thread looks whether core and front go on."""
+_ONE_SIGNAL_S = 0.3
+"""Signals this close are one: a terminal's and the same passed on by a parent, for example."""
+_QUIET_S = 0.5
+"""A drain without turns that is over by then is not worth a word."""
 _EXIT_S = LINGER_MS / 1000 + 2.0
 """How long the front's process may take to exit, its last replies included."""
 
@@ -67,6 +72,8 @@ class FrontProcess:
         self._beat = self._codec.encode([])
         self._waker = Waker()
         self._stop_asked = False
+        self._stop_asked_s = 0.0
+        self._hurry_asked = False
         self._ended = False
         # The core thread writes it, the main thread reads it; late is harmless.
         self._waiting_since: float | None = None
@@ -131,14 +138,27 @@ class FrontProcess:
     # The main thread
 
     def stop(self) -> None:
-        """Begin to drain; :meth:`run` returns when it is done. Signal handlers too."""
-        self._stop_asked = True
+        """Begin to drain, or hurry the second time; :meth:`run` returns when it is done.
+
+        Signal handlers too.
+        """
+        now = time.monotonic()
+        if not self._stop_asked:
+            self._stop_asked, self._stop_asked_s = True, now
+        elif now - self._stop_asked_s > _ONE_SIGNAL_S:
+            self._hurry_asked = True
         self._waker.wake()
 
-    def run(self, host: CoreHost) -> None:
-        """Pass on what the front says until core has stopped and clients know, or one is lost."""
+    def run(self, host: CoreHost, on_stopping: Callable[[int], None] | None = None) -> None:
+        """Pass on what the front says until core has stopped and clients know, or one is lost.
+
+        Args:
+            host: Of the core.
+            on_stopping: Called once in a drain that takes a while, with the turns there were: at
+                once where turns run, else after :data:`_QUIET_S`.
+        """
         beat_s = min(host.setup.limits.heartbeat_s / 2, _LOOK_S)
-        next_beat, draining = 0.0, False
+        next_beat, draining, hurried = 0.0, False, False
         poller = select.poll()
         poller.register(self._frames.fd, select.POLLIN)
         poller.register(self._waker.fd, select.POLLIN)
@@ -158,8 +178,17 @@ class FrontProcess:
                 if self._waker.fd in ready:
                     self._waker.clear()
                 if self._stop_asked and not draining:
-                    draining = True
+                    draining, num_turns = True, host.num_turns
                     host.drain()
+                    if on_stopping is not None and num_turns:
+                        on_stopping(num_turns)
+                        on_stopping = None
+                elif draining and on_stopping is not None and now >= self._stop_asked_s + _QUIET_S:
+                    on_stopping(0)
+                    on_stopping = None
+                if self._hurry_asked and not hurried:
+                    hurried = True
+                    host.hurry()
                 if self._frames.fd in ready:
                     self._take_in(host, self._frames.receive())
         except ConnectionLost:

@@ -25,6 +25,9 @@ from sessionkv.text.folder import TextFiles
 
 _log = logging.getLogger(__name__)
 
+HURRY_S = 1.0
+"""What a drain that is to end now still writes: what goes this fast."""
+
 
 class CoreHost:
     """Owns a built engine and runs its core.
@@ -90,6 +93,15 @@ class CoreHost:
             abandoned: The front is gone: running turns end at once.
         """
         self.inbox.put(Drain(self._config.limits.drain_s, abandoned))
+
+    def hurry(self) -> None:
+        """End a drain that has begun: running turns at once, and soon what is being written."""
+        self.inbox.put(Drain(min(HURRY_S, self._config.limits.drain_s), abandoned=True))
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that run or wait now."""
+        return self._core.num_turns
 
     def close(self) -> None:
         """Wait for the core's end and close everything under it. To be called after a drain."""

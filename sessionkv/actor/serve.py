@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SWITCH_INTERVAL_S = 0.0005
 """Core and what wakes it share an interpreter: none may wait the default 5 ms for the other."""
+WAIT_POLICY = "passive"
+"""How threads of torch wait in an engine that is served, unless the environment says otherwise."""
 
 
 def build_engine(config: EngineConfig, *, progress: ProgressSink | None = None) -> BuiltEngine:
@@ -40,9 +42,12 @@ def run_serve(
     endpoint: str | None = None,
     on_ready: Callable[[Mapping[str, Any]], None] | None = None,
     on_progress: ProgressSink | None = None,
+    on_stopping: Callable[[int], None] | None = None,
     on_drained: Callable[[DrainReport], None] | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; one that comes before ready ends the start.
+
+    A second one drops the turns that still run, and ends the drain soon.
 
     The main thread only.
 
@@ -51,7 +56,8 @@ def run_serve(
         endpoint: Where to listen; None is the user's own endpoint.
         on_ready: Called once with socket path, model and memory split when clients may come.
         on_progress: Called while the model is fetched, converted and loaded.
-        on_drained: Called at the end of a drain with what it left undone.
+        on_stopping: Called when a drain takes a while, with the turns that are waited for.
+        on_drained: Called at the end of a drain with what it left undone; else that is logged.
 
     Returns:
         0 after a drain or an interrupted start, 1 where core or front failed.
@@ -81,7 +87,7 @@ def run_serve(
                 host.start()
                 if on_ready is not None:
                     on_ready({"endpoint": listener.endpoint, **host.report})
-                front.run(host)
+                front.run(host, on_stopping)
             finally:
                 front.leave()
                 host.drain(abandoned=True)
@@ -97,8 +103,10 @@ def run_serve(
 def _result(front: FrontProcess, on_drained: Callable[[DrainReport], None] | None) -> int:
     """The exit code, once all has ended."""
     stopped = front.stopped
-    if stopped is not None and stopped.drained is not None and on_drained is not None:
-        on_drained(stopped.drained)
+    if stopped is not None and stopped.drained is not None:
+        from sessionkv.engine.draining import log_undone
+
+        (on_drained or log_undone)(stopped.drained)
     failed = front.is_lost or stopped is None or stopped.error is not None
     return 1 if failed else 0
 
@@ -110,7 +118,7 @@ def _set_thread_environment(config: EngineConfig) -> None:
     for 2**26 cycles after each product by default, tens of milliseconds in which they take a core
     from torch; 2**18, about 0.1 ms, reach over the gaps between the products of a step.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("OMP_WAIT_POLICY", WAIT_POLICY)
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
     if config.threads is not None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", str(config.threads))

@@ -144,17 +144,39 @@ def check_model(config: EngineConfig, gpus: Sequence[Gpu] = ()) -> Iterator[Find
         yield Finding("model", error.message, hint_for(error) or "Take another model.")
         return
     machine = measure(config.store or user_cache_dir())
-    yield from size_up(config, prepared.spec, machine, _chosen(config, gpus))
+    blas = serves_by_blas()
+    yield from size_up(config, prepared.spec, machine, _chosen(config, gpus), blas=blas)
+
+
+def serves_by_blas() -> bool:
+    """Whether ``serve`` computes products through numpy's BLAS here."""
+    from sessionkv.actor.serve import WAIT_POLICY
+    from sessionkv.kernels.linear import blas_is_faster
+
+    policy = os.environ.get("OMP_WAIT_POLICY", WAIT_POLICY)
+    return blas_is_faster(threads_wait_asleep=policy.lower() == WAIT_POLICY)
 
 
 def size_up(
-    config: EngineConfig, spec: ModelSpec, machine: MachineMemory, gpu: Gpu | None = None
+    config: EngineConfig,
+    spec: ModelSpec,
+    machine: MachineMemory,
+    gpu: Gpu | None = None,
+    *,
+    blas: bool = False,
 ) -> Iterator[Finding]:
     """What the model weighs, and how many tokens ``serve`` would keep in each tier.
 
     On a GPU about so many: what steps take beside the weights is measured only by an engine.
+
+    Args:
+        config: The engine's.
+        spec: The model's.
+        machine: Memory and disk that are free.
+        gpu: What it computes on, None for the CPU.
+        blas: Whether products on the CPU go through numpy's BLAS.
     """
-    dtype, weights_bytes = "float32", spec.cpu_weights_bytes
+    dtype, weights_bytes = "float32", spec.cpu_weights_bytes(blas=blas)
     if gpu is not None:
         dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         weights_bytes = spec.num_parameters * spec.kv_geometry(1, dtype).element_bytes
@@ -163,7 +185,8 @@ def size_up(
     yield Finding(
         "model",
         f"{config.model}: {spec.family}, {spec.num_layers} layers, window "
-        f"{spec.max_model_len:,} tokens, weights {output.size(weights_bytes)} in {_DTYPES[dtype]}",
+        f"{spec.max_model_len:,} tokens, weights {output.size(weights_bytes)} in {_DTYPES[dtype]}"
+        + (", held twice for this processor" if blas and gpu is None else ""),
     )
     yield Finding(
         "KV",

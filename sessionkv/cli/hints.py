@@ -33,4 +33,6 @@ def hint_for(error: SessionKVError) -> str | None:
     """One line of advice, or None where the message says it all."""
     if error.code == "store_unavailable" and (error.retryable or "damage" in error.details):
         return None
+    if "starting_pid" in error.details:
+        return "Try again when it is ready; loading a model takes a while."
     return _HINTS.get(error.code)

@@ -30,13 +30,27 @@ def run(args: argparse.Namespace) -> int:
             output.stdout().print("ready")
             sys.stdout.flush()
 
+        def stopping(turns: int) -> None:
+            output.stdout().print(waiting(turns, config.limits.drain_s), markup=False)
+            sys.stdout.flush()
+
         return run_serve(
             config,
             args.endpoint,
             on_ready=ready,
             on_progress=progress.update,
+            on_stopping=stopping,
             on_drained=lambda left: output.stdout().print(ending(left), markup=False),
         )
+
+
+def waiting(turns: int, drain_s: float) -> str:
+    """The line at the begin of a drain that takes a while."""
+    if not turns:
+        return f"stopping: KV is written for up to {drain_s:g} s; Ctrl-C again ends it now"
+    have, them = ("has", "it") if turns == 1 else ("have", "them")
+    count = output.count(turns, "turn")
+    return f"stopping: {count} {have} up to {drain_s:g} s; Ctrl-C again ends {them} now"
 
 
 def ending(left: DrainReport) -> str:

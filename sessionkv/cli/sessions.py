@@ -43,22 +43,25 @@ def _act(client: Client, args: argparse.Namespace) -> SessionInfo:
     session = client.session(args.session)
     match args.action:
         case "fork":
-            return session.fork(args.name).info()
+            session = session.fork(args.name)
         case "rewind":
-            return session.rewind(args.turns)
+            session.rewind(args.turns)
         case "pin":
-            return session.pin(tier=args.tier, ttl_s=args.ttl, priority=args.priority)
+            session.pin(tier=args.tier, ttl_s=args.ttl, priority=args.priority)
         case "unpin":
-            return session.unpin()
+            session.unpin()
         case _:
-            return session.info()
+            pass
+    return session.info()  # what it holds in each tier comes with this answer alone
 
 
 def _print_list(sessions: list[SessionInfo], *, as_json: bool) -> None:
     if as_json:
         output.print_json([asdict(info) for info in sessions])
-    else:
+    elif sessions:
         output.stdout().print(sessions_table(sessions))
+    else:
+        output.stdout().print("no sessions")
 
 
 def _print_removed(name: str, *, as_json: bool) -> None:

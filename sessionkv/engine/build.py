@@ -1,7 +1,8 @@
 """Puts a core together: model or checksum runner, tiers, store, tree, scheduler.
 
-The store directory is locked first, so that a second engine on it fails before it loads a model;
-whatever fails later gives back what was opened before it.
+Device and model are looked at first, so that a start which cannot succeed makes no store. The store
+directory is locked before the model is loaded, so that a second engine on it fails before that.
+Whatever fails later gives back what was opened before it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sessionkv.cache.expected import ExpectedReturns
 from sessionkv.cache.identity import KVIdentity
@@ -29,7 +30,7 @@ from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.runner import Runner
 from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.scheduler import Scheduler
-from sessionkv.engine.sizing import MemoryPlan, measure, plan_memory, step_budget
+from sessionkv.engine.sizing import MachineMemory, MemoryPlan, measure, plan_memory, step_budget
 from sessionkv.engine.staging import STAGING_BYTES
 from sessionkv.errors import ConfigError, StoreUnavailable
 from sessionkv.store.block_store import BlockStore
@@ -40,6 +41,9 @@ from sessionkv.store.worker import StoreWorker
 from sessionkv.text.builtin import BYTE_VOCAB_SIZE, byte_text
 from sessionkv.text.folder import TextFiles, read_text_facts
 from sessionkv.types import Tier
+
+if TYPE_CHECKING:
+    from sessionkv.model.prepare import PreparedModel
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +74,28 @@ class BuiltEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class _ChosenChecksum:
+    memory: MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _ChosenCpu:
+    prepared: PreparedModel
+    memory: MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _ChosenGpu:
+    prepared: PreparedModel
+    device: Any  # torch's
+    machine: MachineMemory
+
+
+_Chosen = _ChosenChecksum | _ChosenCpu | _ChosenGpu
+"""What is to be loaded, once it is known to be there."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Loaded:
     """A model ready to run."""
 
@@ -86,7 +112,7 @@ def build_engine(
     wrap_runner: Callable[[Runner], Runner] | None = None,
     gates: Gates = OPEN_GATES,
 ) -> BuiltEngine:
-    """Open the store, load the model, open the journal.
+    """Find the model, open the store, load the model, open the journal.
 
     Args:
         config: What to build.
@@ -100,8 +126,10 @@ def build_engine(
         ConfigError: The configuration does not fit this machine.
     """
     with ExitStack() as stack:
-        directory = stack.enter_context(StoreDirectory.open(_store_path(config, stack)))
-        loaded = _load_runner(config, directory.path, progress or _silent)
+        store, progress = _store_path(config, stack), progress or _silent
+        chosen = _choose(config, store, progress)
+        directory = stack.enter_context(StoreDirectory.open(store))
+        loaded = _load_runner(config, chosen, progress)
         if wrap_runner is not None:
             loaded = replace(loaded, runner=wrap_runner(loaded.runner))
         stack.callback(loaded.runner.close)
@@ -201,9 +229,9 @@ def _build_parts(
     )
 
 
-def _load_runner(config: EngineConfig, store: Path, progress: ProgressSink) -> _Loaded:
-    """Text folder, memory split and runner of the configured model."""
-    machine, asked_tokens = measure(store), config.scheduler.step_tokens
+def _choose(config: EngineConfig, store: Path, progress: ProgressSink) -> _Chosen:
+    """Device, model and memory split; fetches and converts the model, and makes nothing else."""
+    machine = measure(store)
     if config.model == CHECKSUM_MODEL:
         memory = plan_memory(
             _small(config.cache),
@@ -212,18 +240,9 @@ def _load_runner(config: EngineConfig, store: Path, progress: ProgressSink) -> _
             asked_max_len=config.max_model_len,
             machine=machine,
         )
-        checksum = ChecksumRunner(
-            memory.num_device_blocks,
-            config.cache.block_size,
-            vocab_size=BYTE_VOCAB_SIZE,
-            max_model_len=memory.max_model_len,
-            full_read=False,
-        )
-        text = byte_text(max_model_len=CHECKSUM_MAX_LEN)
-        return _Loaded(text, memory, step_budget(asked_tokens, on_gpu=False), checksum)
+        return _ChosenChecksum(memory)
     # Loaded only here: an engine without a model must not need its libraries.
     from sessionkv.engine.gpu.devices import count_gpus, pick_device
-    from sessionkv.engine.model_runner import ModelRunner
     from sessionkv.model.prepare import prepare_model
 
     # Asked before a download, which may take long.
@@ -236,21 +255,8 @@ def _load_runner(config: EngineConfig, store: Path, progress: ProgressSink) -> _
         offline=config.offline,
         progress=lambda event: progress(asdict(event)),
     )
-    if device.type == "cuda":
-        from sessionkv.engine.gpu.build import load_gpu_runner
-
-        memory, gpu_runner = load_gpu_runner(
-            config,
-            prepared,
-            device=device,
-            machine=machine,
-            progress=lambda stage, done, total: progress(
-                {"stage": stage, "done": done, "total": total, "unit": "steps"}
-            ),
-        )
-        return _Loaded(
-            prepared.text_dir, memory, step_budget(asked_tokens, on_gpu=True), gpu_runner
-        )
+    if device.type == "cuda":  # what is left for KV is known when its weights are loaded
+        return _ChosenGpu(prepared, device, machine)
     memory = plan_memory(
         config.cache,
         prepared.spec.kv_geometry(config.cache.block_size),
@@ -258,6 +264,42 @@ def _load_runner(config: EngineConfig, store: Path, progress: ProgressSink) -> _
         asked_max_len=config.max_model_len,
         machine=machine,
     )
+    return _ChosenCpu(prepared, memory)
+
+
+def _load_runner(config: EngineConfig, chosen: _Chosen, progress: ProgressSink) -> _Loaded:
+    """Text folder, memory split and runner of the chosen model."""
+    asked_tokens = config.scheduler.step_tokens
+    if isinstance(chosen, _ChosenChecksum):
+        memory = chosen.memory
+        checksum = ChecksumRunner(
+            memory.num_device_blocks,
+            config.cache.block_size,
+            vocab_size=BYTE_VOCAB_SIZE,
+            max_model_len=memory.max_model_len,
+            full_read=False,
+        )
+        text = byte_text(max_model_len=CHECKSUM_MAX_LEN)
+        return _Loaded(text, memory, step_budget(asked_tokens, on_gpu=False), checksum)
+    prepared = chosen.prepared
+    if isinstance(chosen, _ChosenGpu):
+        from sessionkv.engine.gpu.build import load_gpu_runner
+
+        memory, gpu_runner = load_gpu_runner(
+            config,
+            prepared,
+            device=chosen.device,
+            machine=chosen.machine,
+            progress=lambda stage, done, total: progress(
+                {"stage": stage, "done": done, "total": total, "unit": "steps"}
+            ),
+        )
+        return _Loaded(
+            prepared.text_dir, memory, step_budget(asked_tokens, on_gpu=True), gpu_runner
+        )
+    from sessionkv.engine.model_runner import ModelRunner
+
+    memory = chosen.memory
     progress({"stage": "load", "done": 0, "total": 1, "unit": "steps"})
     runner = ModelRunner(
         prepared,

@@ -111,6 +111,11 @@ class Core:
         self._moves: dict[int, Transfer] = {}
         self._unchecked_since: float | None = None
 
+    @property
+    def num_turns(self) -> int:
+        """Turns that run or wait now. Any thread."""
+        return len(self._turns.active)
+
     def run(self) -> None:
         """Loop until drained; answers every turn before it returns."""
         error: SessionKVError | None = None

@@ -37,7 +37,7 @@ class Drainer:
         self._commits = commits
         self._writes = writes
         self._writes_at_end = parts.config.cache.durability != "off"
-        self._drain_s = 0.0
+        self._drain_s = self._begun_s = 0.0
         self._until_s: float | None = None
         self._turns_ended = False
         self._dropped_turns = 0
@@ -49,11 +49,16 @@ class Drainer:
         return self._until_s is not None
 
     def begin(self, ask: Drain, now: float) -> None:
-        """No more turns; everything is to be over ``ask.drain_s`` from now, which is heard once."""
+        """No more turns; everything is to be over ``ask.drain_s`` from now.
+
+        Asked again it may end sooner, never later.
+        """
         if self._until_s is None:
             self._turns.draining = True
-            self._drain_s, self._until_s = ask.drain_s, now + ask.drain_s
+            self._drain_s, self._begun_s = ask.drain_s, now
+            self._until_s = now + ask.drain_s
             self._request_blocks()
+        self._until_s = min(self._until_s, now + ask.drain_s)
         if ask.abandoned and not self._turns_ended:
             self._end_turns(now)
 
@@ -73,7 +78,13 @@ class Drainer:
         if self._parts.kv.dirty_count() and now < self._until_s + LAST_MOVES_S:
             return False
         self._writes.answer_all(now)
-        self._tell(self._parts.kv.num_retained_dirty() if self._writes_at_end else 0)
+        unwritten = self._parts.kv.num_retained_dirty() if self._writes_at_end else 0
+        self.report = DrainReport(
+            dropped_turns=self._dropped_turns,
+            unwritten_blocks=unwritten,
+            unwritten_bytes=unwritten * self._parts.runner.geometry.block_bytes,
+            drain_s=min(self._drain_s, round(now - self._begun_s, 1)),
+        )
         return True
 
     def _end_turns(self, now: float) -> None:
@@ -88,20 +99,17 @@ class Drainer:
         if self._writes_at_end:
             self._parts.kv.request_retained()
 
-    def _tell(self, unwritten: int) -> None:
-        num_bytes = unwritten * self._parts.runner.geometry.block_bytes
-        self.report = DrainReport(self._dropped_turns, unwritten, num_bytes, self._drain_s)
-        if unwritten:
-            _log.warning(
-                "%d blocks (%.1f MiB) of sessions are not on disk after %g s; their turns are in "
-                "the journal, and the next turns of these sessions compute them again",
-                unwritten,
-                num_bytes / 2**20,
-                self._drain_s,
-            )
-        if self._dropped_turns:
-            _log.warning(
-                "%d turns did not end within %g s and were dropped",
-                self._dropped_turns,
-                self._drain_s,
-            )
+
+def log_undone(report: DrainReport) -> None:
+    """Warn of what a drain left undone, where no person is told otherwise."""
+    if report.unwritten_blocks:
+        _log.warning(
+            "%d blocks (%.1f MiB) of sessions are not on disk after %g s; their turns are in the "
+            "journal, and the next turns of these sessions compute them again",
+            report.unwritten_blocks,
+            report.unwritten_bytes / 2**20,
+            report.drain_s,
+        )
+    if report.dropped_turns:
+        noun = "turn" if report.dropped_turns == 1 else "turns"
+        _log.warning("%d %s did not end within %g s", report.dropped_turns, noun, report.drain_s)

@@ -233,8 +233,10 @@ class Call:
 class Drain:
     """Accept no new turns; end running ones within ``drain_s``; then stop the step loop.
 
+    May be said again: the earliest end holds.
+
     Attributes:
-        abandoned: Nobody is there to judge or hear of the running turns: they end at once.
+        abandoned: Nobody hears of the running turns, or wants to wait for them: they end at once.
     """
 
     drain_s: float
@@ -339,7 +341,7 @@ class DrainReport:
         dropped_turns: Turns that did not end in time.
         unwritten_blocks: Blocks of sessions that are not on disk.
         unwritten_bytes: Their size.
-        drain_s: The time there was.
+        drain_s: The time there was, or less where it ended sooner.
     """
 
     dropped_turns: int

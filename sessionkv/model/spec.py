@@ -104,14 +104,23 @@ class ModelSpec:
         embeddings = 1 if self.tied_embeddings else 2
         return self.num_layers * layer + embeddings * self.vocab_size * self.hidden_size
 
-    @property
-    def cpu_weights_bytes(self) -> int:
-        """Memory of the matrices as the CPU decoder holds them, known before they are loaded.
+    def cpu_weights_bytes(self, *, blas: bool) -> int:
+        """Memory of the weights as the CPU decoder holds them, known before they are loaded.
 
         fp32; the output projection is a copy of its own, in its own layout, also where it is tied.
+
+        Args:
+            blas: Which way products go; all matrices but the embedding are held twice for it.
         """
-        copied = self.vocab_size * self.hidden_size if self.tied_embeddings else 0
-        return 4 * (self.num_parameters + copied)
+        embedding = self.vocab_size * self.hidden_size
+        matrices = self.num_parameters - (0 if self.tied_embeddings else embedding)
+        return 4 * (embedding + matrices * (2 if blas else 1) + self._num_biases)
+
+    @property
+    def _num_biases(self) -> int:
+        layer = (self.q_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.o_bias
+        layer += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        return self.num_layers * layer
 
     def kv_geometry(self, block_size: int, dtype: str = "float32") -> KVGeometry:
         """Shape of a block's KV; ``dtype`` is one of :data:`ELEMENT_BYTES`."""

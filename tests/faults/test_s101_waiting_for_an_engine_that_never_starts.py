@@ -1,13 +1,21 @@
 """Whoever waits for an engine that cannot start is told why, in time, and nothing is left."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sessionkv import Engine, EngineConfig, launch
-from sessionkv.errors import EngineStartFailed, ModelError, ModelNotFound, SessionKVError
+from sessionkv.errors import (
+    ConfigError,
+    EngineStartFailed,
+    ModelError,
+    ModelNotFound,
+    SessionKVError,
+)
 from tests.builders.engine import engine_config, greedy, open_engine
 from tests.builders.processes import tampered_start
+from tests.builders.tiny_models import prepare_tiny
 
 
 @pytest.mark.parametrize("name", ["missing", "missing.gguf"])
@@ -17,8 +25,20 @@ def test_missing_model_path_is_named(tmp_path: Path, name: str) -> None:
         launch(config=config)
     with pytest.raises(ModelNotFound, match=name):
         Engine(config)
+    assert not (tmp_path / "store").exists()
     with open_engine(engine_config(tmp_path / "store")) as engine:
         assert engine.open("a").turn("x", sampling=greedy(1)).tokens
+
+
+@pytest.mark.parametrize("fields", [{"device": "cuda:99"}, {"max_model_len": 10**9}])
+def test_what_cannot_be_served_leaves_no_store(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = prepare_tiny("llama", tmp_path).folder
+    config = EngineConfig(
+        model=str(model), model_cache=tmp_path / "cache", store=tmp_path / "store", **fields
+    )
+    with pytest.raises(ConfigError):
+        Engine(config)
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_failure_in_load_carries_its_words(

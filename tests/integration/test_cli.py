@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from sessionkv import Client, SamplingParams
+from sessionkv.errors import ConnectionLost, EngineClosed
 
 ROOT = Path(__file__).parents[2]
 SESSIONKV = (sys.executable, "-m", "sessionkv")
@@ -90,6 +95,30 @@ def test_serve_says_what_it_serves_drains_and_exits_0(place: Place) -> None:
         assert process.stdout.read() == "stopped\n"
 
 
+def test_a_second_interrupt_ends_the_turns_that_the_first_waits_for(place: Place) -> None:
+    with place.serving("--set", "limits.drain_s=1000") as (process, _):
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with Client(place.endpoint) as client:
+            stream = client.open("a").stream("x", sampling=SamplingParams(ignore_eos=True))
+            next(stream)
+            process.send_signal(signal.SIGINT)
+            line = "stopping: 1 turn has up to 1000 s; Ctrl-C again ends it now\n"
+            assert process.stdout.readline() == line
+            end = time.monotonic() + 30
+            while process.poll() is None and time.monotonic() < end:  # close ones count as one
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+            assert process.returncode == 0
+            with pytest.raises((ConnectionLost, EngineClosed)):
+                list(stream)
+        last = process.stdout.read()
+        assert last.startswith("stopped after ")
+        assert last.endswith(" s: 1 turn did not end\n")
+        assert process.stderr.read() == ""
+
+
 def test_second_serve_names_the_first(place: Place) -> None:
     with place.serving() as (process, _):
         again = place.run("serve", "checksum", "--store", str(place.store) + "-2")
@@ -106,6 +135,7 @@ def test_second_serve_names_the_first(place: Place) -> None:
 
 def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
     with place.serving():
+        assert place.run("sessions", "ls").stdout == "no sessions\n"
         flags = ("--session", "trip", "--temperature", "0", "--max-tokens", "8")
         first = place.run("chat", *flags, stdin="hello\n")
         assert first.returncode == 0, first.stderr
@@ -115,8 +145,10 @@ def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
         assert "no miss" in second.stderr
         listed = json.loads(place.run("sessions", "ls", "--json").stdout)
         assert [(info["name"], info["turns"]) for info in listed] == [("other", 2), ("trip", 2)]
-        assert place.run("sessions", "pin", "trip", "--tier", "disk").returncode == 0
-        assert place.run("sessions", "rewind", "trip").returncode == 0
+        for action in (["rewind"], ["unpin"], ["pin", "--tier", "disk"]):
+            acted = json.loads(place.run("sessions", *action, "trip", "--json").stdout)
+            assert acted["bytes"].keys() == {"device", "host", "disk"}, action
+            assert sum(acted["bytes"]["device"].values()) > 0, action
         shown = json.loads(place.run("sessions", "show", "trip", "--json").stdout)
         assert (shown["turns"], shown["pin"]["tier"]) == (1, "disk")
         assert place.run("sessions", "rm", "other").returncode == 0

@@ -10,11 +10,13 @@ from sessionkv.cli.doctor_checks import (
     check_gpu,
     check_model,
     check_store,
+    serves_by_blas,
     size_up,
 )
 from sessionkv.config import CacheConfig, EngineConfig
 from sessionkv.engine.gpu.devices import Gpu
 from sessionkv.engine.sizing import MachineMemory
+from sessionkv.kernels import linear
 from sessionkv.model.spec import spec_from_config
 
 SPEC = spec_from_config(
@@ -46,6 +48,24 @@ def test_size_up_counts_weights_kv_and_tokens() -> None:
     assert texts(found, "device") == ["512.0 KiB of KV = 1,024 tokens"]
     assert texts(found, "host") == ["1.0 MiB of KV = 2,048 tokens"]
     assert texts(found, "disk") == ["0 B of KV = 0 tokens"]
+
+
+def test_size_up_counts_weights_that_are_held_twice() -> None:
+    [line] = texts(list(size_up(CONFIG, SPEC, MachineMemory(2**34, 2**40), blas=True)), "model")
+    assert line.endswith("weights 1.3 MiB in fp32, held twice for this processor")
+
+
+@pytest.mark.parametrize("openblas", [False, True])
+def test_products_go_as_serve_would_compute_them(
+    monkeypatch: pytest.MonkeyPatch, openblas: bool
+) -> None:
+    monkeypatch.setattr(
+        linear, "blas_is_faster", lambda *, threads_wait_asleep: openblas and threads_wait_asleep
+    )
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert serves_by_blas() == openblas  # serve sets it
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert not serves_by_blas()
 
 
 def test_size_up_says_when_the_weights_do_not_fit() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from sessionkv.cli.serve import ending
+from sessionkv.cli.serve import ending, waiting
 from sessionkv.engine.messages import DrainReport
 
 
@@ -23,3 +23,15 @@ from sessionkv.engine.messages import DrainReport
 )
 def test_the_last_line_says_what_was_left_undone(left: DrainReport, line: str) -> None:
     assert ending(left) == line
+
+
+@pytest.mark.parametrize(
+    ("turns", "line"),
+    [
+        (1, "stopping: 1 turn has up to 10 s; Ctrl-C again ends it now"),
+        (2, "stopping: 2 turns have up to 10 s; Ctrl-C again ends them now"),
+        (0, "stopping: KV is written for up to 10 s; Ctrl-C again ends it now"),
+    ],
+)
+def test_the_first_line_of_a_drain_says_what_is_waited_for(turns: int, line: str) -> None:
+    assert waiting(turns, 10.0) == line

@@ -103,3 +103,12 @@ def test_every_split_of_a_prompt_gives_the_same_logits(
         bench = Bench(prepared, mirrored=mirrored)
         first, second = bench.logits(prompt[:split], 0), bench.logits(prompt[split:], split)
         torch.testing.assert_close(torch.cat([first, second]), whole, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("blas", [False, True])
+@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2"])
+def test_what_it_holds_is_known_before(variant: str, blas: bool, tmp_path: Path) -> None:
+    prepared = prepare_tiny(variant, tmp_path)
+    files = WeightFiles(prepared.folder, prepared.spec)
+    decoder = Decoder(prepared.spec, files, max_model_len=MAX_LEN, blas=blas)
+    assert prepared.spec.cpu_weights_bytes(blas=blas) == decoder.nbytes

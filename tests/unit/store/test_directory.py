@@ -105,3 +105,12 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(StoreUnavailable, match="cannot be used"):
         StoreDirectory.open(tmp_path / "thesis.tex")
+
+
+def test_a_store_in_an_empty_folder_is_closed_to_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    StoreDirectory.open(tmp_path).close()
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+    tmp_path.chmod(0o750)  # meant so by whoever did it later
+    StoreDirectory.open(tmp_path).close()
+    assert tmp_path.stat().st_mode & 0o777 == 0o750
