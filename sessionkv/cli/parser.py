@@ -70,6 +70,9 @@ def _add_chat(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--max-tokens", type=int, default=1024, help="most tokens a reply (1024)")
     parser.add_argument("--seed", type=int, help="same seed, same replies")
     parser.add_argument("--model", help="start a private engine with this model")
+    parser.add_argument(
+        "--no-history", action="store_true", help="keep no file of the lines that are typed"
+    )
     _add_endpoint(parser)
     _add_engine_flags(parser)
 

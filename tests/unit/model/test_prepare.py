@@ -98,6 +98,11 @@ def test_a_missing_file_is_named(name: str, model: Path, tmp_path: Path) -> None
         prepare_model(str(model), cache_dir=tmp_path / "cache")
 
 
+def test_a_folder_of_other_things_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=f"^no model in {tmp_path}: config.json is missing$"):
+        prepare_model(str(tmp_path), cache_dir=tmp_path / "cache")
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
 def test_a_truncated_file_is_named(keep: int, model: Path, tmp_path: Path) -> None:
     path = model / "model.safetensors"
