@@ -1,6 +1,7 @@
 import io
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -208,3 +209,13 @@ def test_no_engine_at_a_named_endpoint_is_an_error(
     monkeypatch.setattr(chat, "connect", refuse)
     assert main(["chat", "--endpoint", "ipc:///x"]) == 1
     assert capsys.readouterr().err.startswith("sessionkv: no engine at ipc:///x\n")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_typed_lines_are_kept_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keep: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with chat._line_editing(keep) as typed:
+        assert typed() == ""
+    assert (tmp_path / "sessionkv" / "chat_history").exists() == keep
