@@ -44,7 +44,8 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         "serve",
         help="start the engine on a local socket",
         description="Start the engine on a local socket and serve until SIGTERM or Ctrl-C; then "
-        "running turns end or are cancelled, dirty blocks are written, and the exit code is 0.",
+        "running turns end or are cancelled, dirty blocks are written, and the exit code is 0. A "
+        "second signal ends that soon.",
     )
     parser.set_defaults(module="serve")
     parser.add_argument(
