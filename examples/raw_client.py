@@ -123,4 +123,7 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+    else:
+        main(*sys.argv[1:])

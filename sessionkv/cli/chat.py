@@ -10,17 +10,18 @@ import argparse
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from sessionkv.cli import output
-from sessionkv.cli.chat_commands import HELP, ChatQuit, Commands, WrongUsage
+from sessionkv.cli.chat_commands import HELP, ChatQuit, Commands
 from sessionkv.cli.connect import connect
 from sessionkv.cli.settings import config_from
+from sessionkv.cli.usage import WrongUsage
 from sessionkv.config import user_cache_dir
-from sessionkv.errors import ConnectionLost, RequestError, TurnError
+from sessionkv.errors import ConnectionLost, EngineClosed, RequestError, TurnError
 from sessionkv.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -34,12 +35,14 @@ def run(args: argparse.Namespace) -> int:
 
     Returns 1 when lines came from no terminal and one of them failed: nobody saw it.
     """
+    if not args.session:
+        raise WrongUsage("the name of the session is empty")
     sampling = SamplingParams(
         temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed
     )
     with ExitStack() as stack:
         client = _client(args, stack)
-        chat = Chat(client, sampling)
+        chat = Chat(client, sampling, keep_history=not args.no_history)
         chat.commands.switch(args.session, system=args.system)
         return 0 if chat.loop() else 1
 
@@ -67,8 +70,12 @@ def _client(args: argparse.Namespace, stack: ExitStack) -> Client:
 class Chat:
     """Reads lines, sends turns, shows replies. One session at a time, held by ``commands``."""
 
-    def __init__(self, client: Client, sampling: SamplingParams) -> None:
+    def __init__(
+        self, client: Client, sampling: SamplingParams, *, keep_history: bool = True
+    ) -> None:
         self._sampling = sampling
+        self._keep_history = keep_history
+        self._at_line_start = True
         self._out = output.stdout()
         self._remarks = self._out if self._out.is_terminal else output.stderr()
         self.commands = Commands(client, self._remarks)
@@ -95,27 +102,43 @@ class Chat:
             except ChatQuit:
                 break
             except WrongUsage as error:
-                self._remarks.print(f"usage: {error}", style="red", markup=False)
+                self._remarks.print(f"usage: {error.message}", style="red", markup=False)
                 all_well = interactive
             except (RequestError, TurnError) as error:
-                self._remarks.print(f"{error.code}: {error.message}", style="red", markup=False)
+                self._remarks.print(error.message, style="red", markup=False)
                 all_well = interactive
         return all_well
 
     def _typed_lines(self) -> Iterator[str]:
-        """Lines from the terminal, with history and editing; ends at Ctrl-D or Ctrl-C."""
-        with _line_editing():
+        """Lines from the terminal, with history and editing.
+
+        Ends at Ctrl-D, and at Ctrl-C where nothing is being typed; else that clears the line.
+        """
+        with _line_editing(self._keep_history) as typed:
             while True:
                 try:
-                    yield input(f"{output.one_line(self.commands.session.name)}> ")
-                except (EOFError, KeyboardInterrupt):
+                    line = input(f"{output.one_line(self.commands.session.name)}> ")
+                except EOFError:
                     self._out.print()
                     return
+                except KeyboardInterrupt:
+                    self._out.print()
+                    if not typed():
+                        return
+                    continue
+                yield line
 
     def _turn(self, text: str) -> None:
         stream = self.commands.session.stream(text, sampling=self._sampling)
-        with _interrupt_cancels(stream):
-            shown = self._show(stream)
+        try:
+            with _interrupt_cancels(stream):
+                shown = self._show(stream)
+        except (ConnectionLost, EngineClosed) as error:
+            if not self._at_line_start:
+                self._out.print()
+            error.message += "; the unfinished turn was not kept"
+            error.details["in_turn"] = True
+            raise
         reply = stream.result
         if reply is None:
             self._remarks.print("\n(stopped)", style="dim")
@@ -129,12 +152,15 @@ class Chat:
     def _show(self, stream: TurnStream) -> int:
         """Print the events as they come; how many characters of the reply they were."""
         shown = 0
+        self._at_line_start = True
         for event in stream:
             if event.restarted:
                 self._remarks.print("\n(the engine came back; the reply starts anew)", style="dim")
                 shown = 0
             self._out.print(event.text, end="", markup=False)
             shown += len(event.text)
+            if event.text:
+                self._at_line_start = event.text.endswith("\n")
         return shown
 
 
@@ -162,19 +188,25 @@ def _interrupt_cancels(stream: TurnStream) -> Iterator[None]:
 
 
 @contextmanager
-def _line_editing() -> Iterator[None]:
-    """Arrow keys and history over sessions, where this Python has readline."""
+def _line_editing(keep_history: bool) -> Iterator[Callable[[], str]]:
+    """Arrow keys and history over sessions, where this Python has readline.
+
+    Yields what says how far the line has been typed that was read last.
+    """
     try:
         import readline
     except ImportError:
-        yield
+        yield lambda: ""
+        return
+    if not keep_history:
+        yield readline.get_line_buffer
         return
     path = user_cache_dir() / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             readline.read_history_file(path)
-        yield
+        yield readline.get_line_buffer
     finally:
         readline.set_history_length(HISTORY_LINES)
         try:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sessionkv.cli import output
-from sessionkv.cli.sessions import print_info, sessions_table
+from sessionkv.cli.sessions import TIERS, print_info, sessions_table
+from sessionkv.cli.usage import WrongUsage
 from sessionkv.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -21,15 +22,12 @@ HELP = """\
 /unpin           take the pin off
 /sessions        list sessions
 /switch NAME     open or resume another session
-/help, /quit     this list; the end (also Ctrl-D). Ctrl-C stops a reply"""
+/help, /quit     this list; the end (also Ctrl-D)
+Ctrl-C stops a reply, clears a line that is being typed, and ends the chat at an empty one"""
 
 
 class ChatQuit(Exception):
     """The user has had enough."""
-
-
-class WrongUsage(Exception):
-    """A command without what it needs; the text says how it is used."""
 
 
 class Commands:
@@ -51,12 +49,14 @@ class Commands:
             raise InvalidRequest("session", None, "an open session")
         return self._session
 
-    def switch(self, name: str, *, system: str | None = None) -> None:
-        """Open or resume a session and make it the current one."""
+    def switch(self, name: str, *, system: str | None = None, say_new: bool = False) -> None:
+        """Open or resume a session, make it the current one, and say what was resumed."""
         self._session = self._client.open(name, system=system)
         turns = self._session.info().turns
         if turns:
             self._say(f"resumed {output.one_line(name)} after {output.count(turns, 'turn')}")
+        elif say_new:
+            self._say(f"new session {output.one_line(name)}")
 
     def run(self, line: str) -> None:
         """Carry out ``/command argument``.
@@ -82,15 +82,18 @@ class Commands:
                 left = self.session.rewind(turns=_count(argument)).turns
                 self._say(f"{output.count(left, 'turn')} left")
             case "pin":
-                self.session.pin(tier=argument or "host")
-                self._say(f"pinned to {argument or 'host'}")
+                tier = argument or "host"
+                if tier not in TIERS:
+                    raise WrongUsage(f"/pin {'|'.join(TIERS)}")
+                self.session.pin(tier=tier)
+                self._say(f"pinned to {tier}")
             case "unpin":
                 self.session.unpin()
                 self._say("no longer pinned")
             case "sessions":
                 self._console.print(sessions_table(self._client.sessions()))
             case "switch":
-                self.switch(_required(argument, "/switch NAME"))
+                self.switch(_required(argument, "/switch NAME"), say_new=True)
             case _:
                 self._say(f"no command /{output.one_line(command)}; /help lists them")
 

@@ -28,11 +28,27 @@ _HINTS = {
     "overloaded": "Try again in a moment.",
 }
 
+_OF_STOPPED_ENGINES = frozenset({"store", "transfer"})
 
-def hint_for(error: SessionKVError) -> str | None:
-    """One line of advice, or None where the message says it all."""
+
+def hint_for(error: SessionKVError, *, module: str = "") -> str | None:
+    """One line of advice, or None where the message says it all.
+
+    Args:
+        error: To be helped with.
+        module: Of the command that was given.
+    """
     if error.code == "store_unavailable" and (error.retryable or "damage" in error.details):
         return None
+    if error.code == "store_in_use" and module in _OF_STOPPED_ENGINES:
+        pid = error.details.get("pid")
+        how = "" if pid is None else f" (kill {pid})"
+        return f"This is for the store of a stopped engine: stop it{how} first."
+    if error.details.get("in_turn"):
+        return (
+            "Start it again with `sessionkv serve`; the conversation goes on from its last "
+            "completed turn."
+        )
     if "starting_pid" in error.details:
         return "Try again when it is ready; loading a model takes a while."
     return _HINTS.get(error.code)

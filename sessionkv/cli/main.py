@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from sessionkv.cli.hints import hint_for
 from sessionkv.cli.parser import build_parser
+from sessionkv.cli.usage import WrongUsage
 from sessionkv.errors import ConfigError, InvalidRequest, SessionKVError
 
 EXIT_OK = 0
@@ -43,13 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SessionKVError as error:
         if args.debug:
             raise
-        _print_error(error)
-        return EXIT_USAGE if isinstance(error, ConfigError | InvalidRequest) else EXIT_ERROR
+        _print_error(error, args.module)
+        is_usage = isinstance(error, ConfigError | InvalidRequest | WrongUsage)
+        return EXIT_USAGE if is_usage else EXIT_ERROR
     return code
 
 
-def _print_error(error: SessionKVError) -> None:
-    hint = hint_for(error)
+def _print_error(error: SessionKVError, module: str) -> None:
+    hint = hint_for(error, module=module)
     sys.stderr.write(f"sessionkv: {' '.join(error.message.split())}\n")
     if hint:
         sys.stderr.write(f"  {hint}\n")

@@ -45,7 +45,8 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         "serve",
         help="start the engine on a local socket",
         description="Start the engine on a local socket and serve until SIGTERM or Ctrl-C; then "
-        "running turns end or are cancelled, dirty blocks are written, and the exit code is 0.",
+        "running turns end or are cancelled, dirty blocks are written, and the exit code is 0. A "
+        "second signal ends that soon.",
     )
     parser.set_defaults(module="serve")
     parser.add_argument(
@@ -71,6 +72,9 @@ def _add_chat(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--max-tokens", type=int, default=1024, help="most tokens a reply (1024)")
     parser.add_argument("--seed", type=int, help="same seed, same replies")
     parser.add_argument("--model", help="start a private engine with this model")
+    parser.add_argument(
+        "--no-history", action="store_true", help="keep no file of the lines that are typed"
+    )
     _add_endpoint(parser)
     _add_engine_flags(parser)
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sessionkv.cli.usage import WrongUsage
 from sessionkv.config import EngineConfig, config_sources, load_config, user_data_dir
 from sessionkv.errors import ConfigError
 
@@ -61,6 +62,7 @@ def config_from(args: argparse.Namespace) -> EngineConfig:
 
     Raises:
         ConfigError: Naming the field, its value and what is allowed.
+        WrongUsage: The file with the configuration is not there.
     """
     overrides = overrides_from(args)
     config = load_config(overrides, path=_path(args))
@@ -75,4 +77,9 @@ def sources_from(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _path(args: argparse.Namespace) -> Path | None:
-    return Path(args.config).expanduser() if args.config else None
+    if not args.config:
+        return None
+    path = Path(args.config).expanduser()
+    if not path.exists():
+        raise WrongUsage(f"{args.config}: no such file")
+    return path

@@ -13,6 +13,7 @@ from typing import Any
 
 from sessionkv.cli import output
 from sessionkv.cli.progress import StartProgress
+from sessionkv.cli.usage import WrongUsage
 from sessionkv.config import user_data_dir
 from sessionkv.engine.stopped_kv import retained_keys
 from sessionkv.engine.stopped_sessions import StoppedSessions, journal_damage, open_sessions
@@ -236,10 +237,10 @@ def _is_wanted(plan: _Plan) -> bool:
     """Ask the terminal.
 
     Raises:
-        InvalidRequest: There is none.
+        WrongUsage: There is none.
     """
     if not sys.stdin.isatty():
-        raise InvalidRequest("--yes", "absent", "given where nobody can be asked")
+        raise WrongUsage("nobody can be asked here; give --yes")
     what = f"{output.size(plan.num_bytes)} of KV in {len(plan.folders):,} block stores"
     if plan.heads:
         what += f" and {len(plan.heads):,} SESSIONS with all their turns"

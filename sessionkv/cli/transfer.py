@@ -19,6 +19,7 @@ from sessionkv.cli import output
 from sessionkv.cli.connect import connect
 from sessionkv.cli.files import STDIO, new_file, old_file
 from sessionkv.cli.progress import StartProgress
+from sessionkv.cli.usage import WrongUsage
 from sessionkv.config import LimitsConfig, user_data_dir
 from sessionkv.engine.stopped_kv import KVImport, export_kv
 from sessionkv.engine.stopped_sessions import open_sessions
@@ -50,8 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    if (args.session is None) != args.all:
-        raise InvalidRequest("SESSION", args.session, "the name of one session, or --all")
+    if args.session is None and not args.all:
+        raise WrongUsage("name a session, or give --all")
+    if args.session is not None and args.all:
+        raise WrongUsage("SESSION and --all exclude each other")
     with StartProgress() as progress, new_file(args.output) as file:
         writer = ExportWriter(file)
         from_store = args.kv or args.store is not None
@@ -133,8 +136,8 @@ def _import(args: argparse.Namespace) -> int:
     with StartProgress() as progress, old_file(args.file) as file:
         contents = _check(file, progress)
         if args.new_name is not None and len(contents.names) != 1:
-            found = f"{args.new_name!r} for {_count(len(contents.names), 'session')}"
-            raise InvalidRequest("--as", found, "a name for a file with one session")
+            has = len(contents.names)
+            raise WrongUsage(f"--as needs a file with one session; this one has {has:,}")
         names = contents.names if args.new_name is None else [args.new_name]
         into = _into_store if args.kv or args.store is not None else _into_engine
         outcome = into(args, file, names, progress)

@@ -326,7 +326,7 @@ def _small(cache: CacheConfig) -> CacheConfig:
 
 def _store_path(config: EngineConfig, stack: ExitStack) -> Path:
     if config.store is not None:
-        return config.store
+        return Path(config.store)  # whoever writes a string means it
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sessionkv-store-")))
 
 

@@ -7,6 +7,7 @@ are pinned: anything else is refused.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -140,6 +141,9 @@ def fetch_from_hub(repo: str, *, offline: bool, progress: ProgressSink) -> Path:
 
     from sessionkv.model.spec import load_spec
 
+    logger = logging.getLogger("huggingface_hub")  # its retries are not to be told one by one
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         if offline:
             folder = snapshot_download(repo, allow_patterns=list(_HUB_FILES), local_files_only=True)
@@ -167,3 +171,5 @@ def fetch_from_hub(repo: str, *, offline: bool, progress: ProgressSink) -> Path:
             else f"could not be fetched from the hub ({type(error).__name__})"
         )
         raise ModelNotFound(f"{repo} {reason}; {FOLDER_ADVICE}", repo=repo) from None
+    finally:
+        logger.setLevel(level)

@@ -87,6 +87,8 @@ def _find_folder(ref: str, cache_dir: Path, *, offline: bool, progress: Progress
         return prepared_folder(name, cache_dir, fetch, progress=progress)
     path = Path(ref).expanduser()
     if path.is_dir():
+        if not (path / "config.json").exists() and not any(path.glob("*.safetensors")):
+            raise ModelNotFound(f"no model in {path}: config.json is missing", path=str(path))
         return path.resolve()
     if path.suffix == ".gguf":
         if not path.is_file():

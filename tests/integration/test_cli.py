@@ -187,7 +187,8 @@ def read_until(terminal: int, text: str) -> str:
     return seen
 
 
-def test_chat_in_a_terminal(place: Place) -> None:
+@pytest.mark.parametrize("at_end", ["quit", "ctrl-c"])
+def test_chat_in_a_terminal(place: Place, at_end: str) -> None:
     with place.serving():
         terminal, side = pty.openpty()
         try:
@@ -202,10 +203,18 @@ def test_chat_in_a_terminal(place: Place) -> None:
             assert "miss: first_turn" in read_until(terminal, "chat> ")
             os.write(terminal, b"/fork b\n")
             read_until(terminal, "b> ")
-            os.write(terminal, b"/quit\n")
+            os.write(terminal, b"half a li")
+            read_until(terminal, "half a li")
+            process.send_signal(signal.SIGINT)  # clears it
+            read_until(terminal, "b> ")
+            if at_end == "ctrl-c":
+                process.send_signal(signal.SIGINT)
+            else:
+                os.write(terminal, b"/quit\n")
             assert process.wait(30) == 0
         finally:
             os.close(terminal)
     history = Path(place.environ["XDG_CACHE_HOME"]) / "sessionkv" / "chat_history"
-    assert history.read_text().splitlines() == ["hello", "/fork b", "/quit"]
+    typed = ["hello", "/fork b", *(["/quit"] if at_end == "quit" else [])]
+    assert history.read_text().splitlines() == typed
     assert history.stat().st_mode & 0o077 == 0

@@ -83,7 +83,8 @@ def test_from_one_running_engine_to_another(tmp_path: Path, run: Any) -> None:
             "sessions", "import", tmp_path / "one.skv", "--as", "again", "--json", *where
         )
         assert json.loads(out)["sessions"] == ["again"]
-        assert run("sessions", "import", file, "--as", "x", *where)[0] == 2
+        code, _, err = run("sessions", "import", file, "--as", "x", *where)
+        assert (code, err) == (2, "sessionkv: --as needs a file with one session; this one has 2\n")
         for name in ("trip", "again"):
             resumed = client.session(name).turn("three", sampling=SHORT)
             assert (resumed.tokens, resumed.text) == (expected.tokens, expected.text)

@@ -59,6 +59,12 @@ def test_an_error_is_shown_in_the_engines_words():
     assert (done.returncode, done.stderr) == (1, "session_busy: busy\n")
 
 
+def test_help_is_its_docstring():
+    done = run("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: python examples/raw_client.py [ENDPOINT] [SESSION] [TEXT]" in done.stdout
+
+
 def test_the_example_needs_nothing_of_this_package():
     imports = [line for line in EXAMPLE.read_text().splitlines() if " import" in f" {line}"[:8]]
     assert imports == ["import os", "import sys", "import time", "import msgpack", "import zmq"]

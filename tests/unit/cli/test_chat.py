@@ -1,6 +1,7 @@
 import io
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,15 +100,16 @@ def test_errors_of_a_line_do_not_end_the_chat(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = ScriptedEngine(SessionBusy("a turn is running"), TurnFailed("NaN"), "fine")
-    lines = ("one", "two", "/fork", "/rewind x", "/bogus", "three")
+    lines = ("one", "two", "/fork", "/rewind x", "/pin moon", "/bogus", "three")
     assert talk(monkeypatch, engine, *lines) == 1  # at the end, for whoever wrote the lines
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "fine"
-    assert captured.err.splitlines()[:5] == [
-        "session_busy: a turn is running",
-        "turn_failed: NaN",
+    assert captured.err.splitlines()[:6] == [
+        "a turn is running",
+        "NaN",
         "usage: /fork NAME",
         "usage: /rewind N, a number",
+        "usage: /pin device|host|disk",
         "no command /bogus; /help lists them",
     ]
 
@@ -117,7 +119,45 @@ def test_lost_engine_ends_the_chat_with_one_line(
 ) -> None:
     engine = ScriptedEngine(ConnectionLost("the engine is gone"))
     assert talk(monkeypatch, engine, "one", "two") == 1
-    assert "sessionkv: the engine is gone" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "sessionkv: the engine is gone; the unfinished turn was not kept",
+        "  Start it again with `sessionkv serve`; the conversation goes on from its last completed "
+        "turn.",
+    ]
+
+
+class LosesEngine(io.StringIO):
+    """Standard output at which the engine dies as soon as a reply begins."""
+
+    engine: ScriptedEngine
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if text == "so far":
+            self.engine._sink.lost(ConnectionLost("the engine is gone"), final=True)
+        return written
+
+
+def test_an_engine_that_dies_in_a_reply_leaves_its_line_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = LosesEngine()
+    out.engine = ScriptedEngine(HOLD)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert talk(monkeypatch, out.engine, "one", "two") == 1
+    assert out.getvalue() == "so far\n"
+    assert "the unfinished turn was not kept" in capsys.readouterr().err
+
+
+def test_switch_says_whether_the_session_is_new(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = ScriptedEngine()
+    engine.sessions["old"] = {"texts": ["a"]}
+    assert talk(monkeypatch, engine, "/switch b", "/switch old") == 0
+    assert capsys.readouterr().err == "new session b\nresumed old after 1 turn\n"
 
 
 class PressesCtrlC(io.StringIO):
@@ -169,3 +209,13 @@ def test_no_engine_at_a_named_endpoint_is_an_error(
     monkeypatch.setattr(chat, "connect", refuse)
     assert main(["chat", "--endpoint", "ipc:///x"]) == 1
     assert capsys.readouterr().err.startswith("sessionkv: no engine at ipc:///x\n")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_typed_lines_are_kept_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keep: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with chat._line_editing(keep) as typed:
+        assert typed() == ""
+    assert (tmp_path / "sessionkv" / "chat_history").exists() == keep

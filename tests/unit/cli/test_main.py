@@ -57,6 +57,31 @@ def test_error_is_one_line_and_advice(
     ]
 
 
+def test_a_store_that_is_in_use_is_stopped_first(capsys: pytest.CaptureFixture[str]) -> None:
+    error = StoreInUse("in use", pid=12)
+    assert hint_for(error) == hint_for(error, module="serve")
+    for module in ("store", "transfer"):
+        assert str(hint_for(error, module=module)).endswith("stop it (kill 12) first.")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["sessions", "export", "-o", "x.skv"], "name a session, or give --all"),
+        (
+            ["sessions", "export", "trip", "--all", "-o", "x.skv"],
+            "SESSION and --all exclude each other",
+        ),
+        (["chat", "--session", ""], "the name of the session is empty"),
+    ],
+)
+def test_wrong_usage_says_what_to_type(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err == f"sessionkv: {words}\n"
+
+
 def test_debug_shows_the_traceback(command: types.ModuleType) -> None:
     command.run = raising(SessionNotFound("no session"))
     with pytest.raises(SessionNotFound):
@@ -156,7 +181,8 @@ def test_config_show_says_where_values_came_from(
         ),
         (["--set", "model=x", "--set", "model.y=1"], "--set is 'model.y'; allowed: a table"),
         (["--host-bytes", "lots"], "cache.host_bytes is 'lots'; allowed: a whole number of bytes"),
-        (["--config", "/nonexistent.toml"], "config is '/nonexistent.toml'; allowed: a readable"),
+        (["--config", "/nonexistent.toml"], "sessionkv: /nonexistent.toml: no such file\n"),
+        (["--config", "/"], "config is '/'; allowed: a readable"),
     ],
 )
 def test_config_errors_name_the_field(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import struct
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -96,6 +98,26 @@ def test_a_missing_file_is_named(name: str, model: Path, tmp_path: Path) -> None
     (model / name).unlink()
     with pytest.raises(ModelBroken, match=str(model / name)):
         prepare_model(str(model), cache_dir=tmp_path / "cache")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(*_: object, **__: object) -> str:
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    with pytest.raises(ModelNotFound, match=r"^some/model could not be fetched from the hub"):
+        prepare_model("some/model", cache_dir=tmp_path)
+    assert caplog.text == ""
+    logging.getLogger("huggingface_hub.utils").warning("as before")
+    assert "as before" in caplog.text
+
+
+def test_a_folder_of_other_things_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=f"^no model in {tmp_path}: config.json is missing$"):
+        prepare_model(str(tmp_path), cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
