@@ -450,7 +450,7 @@ class BlockStore:
             return
         self._space.evictions, self._space.evicted = evictions, evicted
         self._is_lost, self._off_reason = False, ""
-        _log.warning("the disk tier begins with an empty block store in %s", self._folder)
+        _log.info("the disk tier begins with an empty block store in %s", self._folder)
 
     # -- writing ---------------------------------------------------------------------------------
 

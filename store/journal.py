@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import lmdb
 
@@ -30,7 +29,8 @@ from sessionkv.store.environment import (
 from sessionkv.store.file_guard import FileGuard
 from sessionkv.store.full_disk import not_written
 from sessionkv.store.journal_copy import JournalCopy, remove_copy
-from sessionkv.store.journal_records import Record, name_key, unpack
+from sessionkv.store.journal_reads import JournalFigures
+from sessionkv.store.journal_records import name_key
 from sessionkv.store.journal_tables import NUM_DATABASES, Damage, Tables
 from sessionkv.store.journal_upgrade import VERSION, upgrade
 from sessionkv.store.questions import (
@@ -52,7 +52,7 @@ from sessionkv.types import (
     NodeRecord,
 )
 
-__all__ = ["Journal", "JournalFigures", "name_key"]
+__all__ = ["Journal", "name_key"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,21 +60,6 @@ COMPACT_BYTES = 32 * 1024**2
 """Free pages below this are left to be used again."""
 _COPY_FOLDER = "copy"
 _CLOSE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class JournalFigures:
-    """Counts of a journal.
-
-    Attributes:
-        damaged_records: Records found unreadable since it was opened.
-        compactions: How often it was replaced by a copy without free pages.
-    """
-
-    num_nodes: int = 0
-    num_keys: int = 0
-    damaged_records: int = 0
-    compactions: int = 0
 
 
 class Journal:
@@ -142,11 +127,8 @@ class Journal:
         """Counts as they are now; the last ones, where somebody cut the file short. O(1)."""
         self._ensure_open()
         with suppress(lmdb.CorruptedError), self._reading() as txn:
-            self._figures = JournalFigures(
-                num_nodes=int(txn.stat(self._tables.nodes)["entries"]),
-                num_keys=int(txn.stat(self._tables.keys)["entries"]),
-                damaged_records=self.damaged_records,
-                compactions=self._compactions,
+            self._figures = reads.figures(
+                txn, self._tables, self.damaged_records, self._compactions
             )
         return self._figures
 
@@ -175,9 +157,9 @@ class Journal:
         self._directory.check_process()
         tables = self._tables
         with begin_read(self._env) as txn:
-            nodes = self._read_all(txn, tables.nodes, NodeRecord)
-            heads = self._read_all(txn, tables.heads, HeadRecord)
-            keys = self._read_all(txn, tables.keys, KeyRecord)
+            nodes = reads.read_all(txn, tables.nodes, NodeRecord, self._damage)
+            heads = reads.read_all(txn, tables.heads, HeadRecord, self._damage)
+            keys = reads.read_all(txn, tables.keys, KeyRecord, self._damage)
             next_node_id = tables.next_node_id(txn)
         known: set[int] = set()
         whole = []
@@ -391,8 +373,8 @@ class Journal:
         except lmdb.CorruptedError:
             what = "was cut short"
         raise StoreUnavailable(
-            f"the journal {path} {what} by another program while the engine ran: stop it and "
-            "restore the store from a backup",
+            f"the journal {path} {what} by another program while the engine ran: start it "
+            "again, and restore the store from a backup where sessions are missing then",
             directory=str(path),
         )
 
@@ -404,16 +386,3 @@ class Journal:
         """
         self._guard.check()
         return begin_read(self._env)
-
-    def _read_all(
-        self, txn: lmdb.Transaction, database: lmdb._Database, kind: type[Record]
-    ) -> list[Record]:
-        found = []
-        for raw_key, value in txn.cursor(database):
-            key = bytes(raw_key)
-            record = unpack(key, bytes(value), kind)
-            if record is not None:
-                found.append(record)
-            else:
-                self._damage.note(key)
-        return found

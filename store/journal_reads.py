@@ -7,18 +7,21 @@ session one that cannot be opened. Must not know who asks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import lmdb
 
 from sessionkv.store.journal_records import (
+    Record,
     name_key,
     name_of,
     order_key,
     stamp_of,
     tenant_part,
+    unpack,
 )
-from sessionkv.store.journal_tables import UNNAMED_PREFIX, Tables
+from sessionkv.store.journal_tables import UNNAMED_PREFIX, Damage, Tables
 from sessionkv.store.questions import Due, FindDue
 from sessionkv.types import (
     HeadRecord,
@@ -31,6 +34,48 @@ from sessionkv.types import (
 
 _UNKNOWN_COUNT = 2**31
 """Stands for a count that cannot be read: what may be needed is never freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFigures:
+    """Counts of a journal.
+
+    Attributes:
+        damaged_records: Records found unreadable since it was opened.
+        compactions: How often it was replaced by a copy without free pages.
+    """
+
+    num_nodes: int = 0
+    num_keys: int = 0
+    damaged_records: int = 0
+    compactions: int = 0
+
+
+def figures(
+    txn: lmdb.Transaction, tables: Tables, damaged_records: int, compactions: int
+) -> JournalFigures:
+    """Counts as they are now. O(1)."""
+    return JournalFigures(
+        num_nodes=int(txn.stat(tables.nodes)["entries"]),
+        num_keys=int(txn.stat(tables.keys)["entries"]),
+        damaged_records=damaged_records,
+        compactions=compactions,
+    )
+
+
+def read_all(
+    txn: lmdb.Transaction, database: lmdb._Database, kind: type[Record], damage: Damage
+) -> list[Record]:
+    """Every record of a database; those that are damaged are noted and left out. O(records)."""
+    found = []
+    for raw_key, value in txn.cursor(database):
+        key = bytes(raw_key)
+        record = unpack(key, bytes(value), kind)
+        if record is not None:
+            found.append(record)
+        else:
+            damage.note(key)
+    return found
 
 
 def summary(txn: lmdb.Transaction, tables: Tables) -> JournalSummary:

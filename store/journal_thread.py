@@ -23,7 +23,8 @@ from sessionkv.errors import Overloaded, StoreError, StoreUnavailable
 from sessionkv.store.answers import Answered, Answers, Committed
 from sessionkv.store.full_disk import is_full
 from sessionkv.store.gates import Gates
-from sessionkv.store.journal import Journal, JournalFigures
+from sessionkv.store.journal import Journal
+from sessionkv.store.journal_reads import JournalFigures
 from sessionkv.store.questions import Question
 from sessionkv.types import JournalOp
 

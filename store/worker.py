@@ -26,7 +26,8 @@ from sessionkv.store.block_stats import BlockStoreStats
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.block_thread import BlockThread, refused
 from sessionkv.store.gates import OPEN_GATES, Gates
-from sessionkv.store.journal import Journal, JournalFigures
+from sessionkv.store.journal import Journal
+from sessionkv.store.journal_reads import JournalFigures
 from sessionkv.store.journal_thread import JournalThread
 from sessionkv.store.questions import Question
 from sessionkv.store.set_aside import SetAside
