@@ -65,7 +65,7 @@ class MemoryPlan:
 def measure(disk_path: Path) -> MachineMemory:
     """Free RAM (what can be had without swapping) and free disk at ``disk_path``."""
     available = 0
-    with Path("/proc/meminfo").open(encoding="ascii") as lines:
+    with Path("/proc/meminfo").open(encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024

@@ -65,7 +65,7 @@ def test_surrogates_forced_onto_the_wire_are_refused_there():
             wire.call("open", 1, session="a")
             turn = {"v": 1, "t": "turn", "id": 2, "session": "a", "text": "ok\ud83d"}
             wire.socket.send(msgpack.packb(turn, unicode_errors="surrogatepass"))
-            assert wire.until(-1)[-1]["code"] == "protocol_violation"
+            assert wire.until(2)[-1]["code"] == "protocol_violation"
             with Client(engine.endpoint) as client:
                 assert client.session("a").turn("fine", sampling=greedy(2)).tokens
                 assert client.session("a").info().turns == 1

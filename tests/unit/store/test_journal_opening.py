@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.store.filled_journal import fill, session_name
-from sessionkv.store import journal, journal_tables
+from sessionkv.store import journal_reads, journal_tables
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.journal import Journal
 from sessionkv.store.questions import FindSession, ListSessions
@@ -30,7 +30,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return counted
 
-    for module, name in ((journal, "unpack"), (journal_tables, "unpack")):
+    for module, name in ((journal_reads, "unpack"), (journal_tables, "unpack")):
         monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
     places = counting("unpack_place", journal_tables.unpack_place)
     monkeypatch.setattr(journal_tables, "unpack_place", places)
