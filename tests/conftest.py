@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -129,3 +129,16 @@ def no_leaks(temporary_folder: None) -> Iterator[None]:
     assert not threads, f"threads left running: {sorted(t.name for t in threads)}"
     assert not files, f"left open: {sorted(files)}"
     assert not temporary, f"left in the folder for temporary files: {sorted(temporary)}"
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line; exit code, output and remarks."""
+    from sessionkv.cli.main import main
+
+    def call(*argv: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main([str(arg) for arg in argv])
+        return code, *capfd.readouterr()
+
+    return call

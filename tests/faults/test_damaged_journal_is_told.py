@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sessionkv.actor.host import CoreHost
-from sessionkv.cli.main import main
 from sessionkv.engine.build import build_engine
 from sessionkv.engine.messages import CoreMessage
 from tests.builders.engine import engine_config, greedy, open_engine
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*argv: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = main([str(arg) for arg in argv])
-        return code, *capfd.readouterr()
-
-    return call
 
 
 @pytest.fixture

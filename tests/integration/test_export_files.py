@@ -5,7 +5,6 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,6 @@ from tests.builders.engine import (
 
 SHORT = greedy(6)
 DISK = 4 * 1024**2
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command line; exit code, output and remarks."""
-
-    def call(*argv: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = main([str(arg) for arg in argv])
-        return code, *capfd.readouterr()
-
-    return call
 
 
 def talk(engine: Any, name: str, *texts: str) -> list[TurnResult]:

@@ -3,7 +3,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,6 @@ from tests.builders.store import chain, geometry, head, key, node, payload
 SHORT = greedy(6)
 DISK = 4 * 1024**2
 OTHER = bytes(range(32))
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*argv: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = main([str(arg) for arg in argv])
-        return code, *capfd.readouterr()
-
-    return call
 
 
 @pytest.fixture(scope="module")
