@@ -7,19 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.engines import CHECKSUM_CONFIG, exactly
+from benchmarks.keeping import KeepingFront
 from benchmarks.report import Options, Row, median_row
 from sessionkv.engine.build import build_engine
 from sessionkv.engine.core import Core
-from sessionkv.engine.messages import (
-    CallDone,
-    Drain,
-    OpenSession,
-    SubmitTurn,
-    TurnCommitted,
-    TurnDropped,
-    TurnFinished,
-    Verdict,
-)
+from sessionkv.engine.messages import OpenSession, SubmitTurn
 from sessionkv.engine.runner import LaterResult
 from sessionkv.types import StepOutput, StepPlan
 
@@ -50,36 +42,12 @@ class _TimedRunner:
         return output
 
 
-class _Front:
-    """Stands in for the front: keeps everything, and drains core when all turns are durable."""
-
-    def __init__(self, turns: int) -> None:
-        self._left = turns
-        self.inbox: Any = None
-
-    def put(self, messages: list[Any]) -> None:
-        for message in messages:
-            if isinstance(message, TurnFinished):
-                kept = Verdict(
-                    message.turn_id, message.num_output_tokens, (), False, message.reason, b"", b""
-                )
-                self.inbox.put(kept)
-            elif isinstance(message, TurnCommitted):
-                self._left -= 1
-                if not self._left:
-                    self.inbox.put(Drain(1.0))
-            elif isinstance(message, TurnDropped) or (
-                isinstance(message, CallDone) and message.error
-            ):
-                raise RuntimeError(f"a turn did not run: {message}")
-
-
 def _run(sequences: int) -> tuple[float, float]:
     """Microseconds a step and a token of one run with so many sequences at once."""
     built = build_engine(CHECKSUM_CONFIG)
     try:
         runner = _TimedRunner(built.parts.runner)
-        front = _Front(sequences)
+        front = KeepingFront(sequences)
         core = Core(replace(built.parts, runner=runner), built.inbox, front)
         front.inbox = core.inbox
         for number in range(sequences):

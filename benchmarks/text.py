@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.engines import CHECKSUM_CONFIG, exactly
+from benchmarks.keeping import KeepingFront
 from benchmarks.report import Options, Row, median_row, percentile, ratio_row
 from sessionkv import Client, EngineConfig
-from sessionkv.engine.messages import Drain, SubmitTurn, TurnCommitted, TurnFinished, Verdict
+from sessionkv.engine.messages import SubmitTurn
 from sessionkv.engine.runner import LaterResult
 from sessionkv.types import StepOutput, StepPlan
 
@@ -83,30 +84,14 @@ def _build(config: EngineConfig, **arguments: Any) -> tuple[Any, _Device]:
     return replace(built, parts=replace(built.parts, runner=device)), device
 
 
-class _NoText:
-    """Stands in for the front: keeps everything, and drains core at the end."""
-
-    def __init__(self, inbox: Any) -> None:
-        self._inbox = inbox
-        self._left = SEQUENCES
-
-    def put(self, messages: list[Any]) -> None:
-        for message in messages:
-            if isinstance(message, TurnFinished):
-                kept = message.num_output_tokens
-                self._inbox.put(Verdict(message.turn_id, kept, (), False, message.reason, b"", b""))
-            elif isinstance(message, TurnCommitted):
-                self._left -= 1
-                if not self._left:
-                    self._inbox.put(Drain(1.0))
-
-
 def _alone(line: Connection) -> None:
     """Core without clients, front and text."""
     from sessionkv.engine.core import Core
 
     built, device = _build(CHECKSUM_CONFIG)
-    core = Core(built.parts, built.inbox, _NoText(built.inbox))
+    front = KeepingFront(SEQUENCES)
+    front.inbox = built.inbox
+    core = Core(built.parts, built.inbox, front)
     for number in range(SEQUENCES):
         sampling = replace(exactly(GENERATED), seed=number)
         core.inbox.put(

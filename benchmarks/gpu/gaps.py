@@ -13,20 +13,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.keeping import KeepingFront
 from benchmarks.report import Row
 from sessionkv import CacheConfig, EngineConfig, SamplingParams
 from sessionkv.engine.build import build_engine
 from sessionkv.engine.core import Core
-from sessionkv.engine.messages import (
-    CallDone,
-    Drain,
-    OpenSession,
-    SubmitTurn,
-    TurnCommitted,
-    TurnDropped,
-    TurnFinished,
-    Verdict,
-)
+from sessionkv.engine.messages import OpenSession, SubmitTurn
 from sessionkv.types import StepPlan
 
 BATCHES = (1, 256)
@@ -137,49 +129,34 @@ def _spans(profiler: Any) -> Iterator[Span]:
             yield event.start_ns(), event.start_ns() + event.duration_ns()
 
 
-class _Front:
+class _Front(KeepingFront):
     """Keeps every turn; asks for the next batch when all of one are durable."""
 
     def __init__(self, runner: _TracedRunner) -> None:
+        super().__init__(turns=0)
         self._runner = runner
         self._batches = list(BATCHES)
-        self._left = 0
         self._next_id = 0
-        self._inbox: Any = None
 
     def begin(self, inbox: Any) -> None:
-        self._inbox = inbox
-        self._ask()
+        self.inbox = inbox
+        self.all_durable()
 
-    def _ask(self) -> None:
+    def all_durable(self) -> None:
         if not self._batches:
-            self._inbox.put(Drain(1.0))
+            super().all_durable()
             return
-        self._left = self._batches.pop(0)
-        self._runner.next_batch(self._left)
+        self.turns_left = self._batches.pop(0)
+        self._runner.next_batch(self.turns_left)
         count = SKIPPED + TRACED + 200  # those that begin last are many steps behind
-        for _ in range(self._left):
+        for _ in range(self.turns_left):
             number = self._next_id = self._next_id + 1
             name = f"s{number}"
-            self._inbox.put(OpenSession(number, "local", name, None, None, b"", None))
+            self.inbox.put(OpenSession(number, "local", name, None, None, b"", None))
             tokens = [(number * 7919 + i * 31) % 5000 for i in range(PROMPT)]
             sampling = SamplingParams(
                 temperature=0.6, max_tokens=count, ignore_eos=True, seed=number
             )
-            self._inbox.put(
+            self.inbox.put(
                 SubmitTurn(number, "local", name, tokens, 0, b"", b"", sampling, frozenset())
             )
-
-    def put(self, messages: list[Any]) -> None:
-        for message in messages:
-            if isinstance(message, TurnFinished):
-                kept = message.num_output_tokens
-                self._inbox.put(Verdict(message.turn_id, kept, (), False, message.reason, b"", b""))
-            elif isinstance(message, TurnCommitted):
-                self._left -= 1
-                if not self._left:
-                    self._ask()
-            elif isinstance(message, TurnDropped) or (
-                isinstance(message, CallDone) and message.error
-            ):
-                raise RuntimeError(f"a turn did not run: {message}")
