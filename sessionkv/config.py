@@ -82,7 +82,8 @@ class SchedulerConfig:
         max_running: Most sequences in the batch.
         max_queue: Most turns that wait to be admitted; past it ``Overloaded``.
         ageing_s: Waiting so long counts as one step of priority.
-        lookup_timeout_ms: How long a turn waits for the answer what of it is on disk.
+        lookup_timeout_ms: How long at least a turn waits for the answer what of it is on disk. Up
+            to a quarter of the time that computing its prompt takes, where that is longer.
     """
 
     step_tokens: int | None = None

@@ -86,6 +86,9 @@ MACHINES = (
 class LoadAll:
     """Pure loading."""
 
+    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+        return 0.0
+
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
         """Claim everything."""
         loads = {tier: len(places) for tier, places in meeting.unclaimed.items() if places}
@@ -94,6 +97,9 @@ class LoadAll:
 
 class ComputeAll:
     """Pure computing."""
+
+    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+        return 0.0
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
         """Claim nothing."""

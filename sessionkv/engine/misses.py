@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sessionkv.engine.active_turn import ActiveTurn
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.scheduler.sequence import Sequence
 from sessionkv.types import BlockHash, MissReason, MissReport
 
 
@@ -17,7 +18,7 @@ def note_absent(turn: ActiveTurn, parts: CoreParts) -> None:
         return
     found, known = turn.sequence.found_tokens, _known_tokens(turn, parts)
     if found < known:
-        turn.absent[found] = _reason(turn, parts, found, known)
+        turn.absent[found] = _reason(turn, turn.sequence, parts, found, known)
 
 
 def explain_misses(turn: ActiveTurn, parts: CoreParts) -> tuple[MissReport, dict[str, int]]:
@@ -70,7 +71,9 @@ def _known_tokens(turn: ActiveTurn, parts: CoreParts) -> int:
     return min(most, max(turn.known_tokens, shared // size * size))
 
 
-def _reason(turn: ActiveTurn, parts: CoreParts, found: int, known: int) -> MissReason:
+def _reason(
+    turn: ActiveTurn, sequence: Sequence, parts: CoreParts, found: int, known: int
+) -> MissReason:
     if not parts.config.cache.prefix_cache:
         return MissReason.CACHE_OFF
     if not turn.ask.use_cache:
@@ -83,7 +86,7 @@ def _reason(turn: ActiveTurn, parts: CoreParts, found: int, known: int) -> MissR
     if parts.kv.was_evicted(key):
         lapsed = parts.tree.retention.pin_lapsed(key)
         return MissReason.EXPIRED if lapsed else MissReason.EVICTED
-    if parts.kv.tiers_of(key):
+    if parts.kv.tiers_of(key) or sequence.disk_was_late:
         return MissReason.NOT_MATCHED
     return MissReason.NOT_STORED
 

@@ -28,6 +28,11 @@ MEETING_GAIN = 0.125
 """Computing beside loads must be foreseen to take so much less than loading alone. Less than that
 is what a step costs besides: a device and a host that load and compute at once do each of them
 slower, and what arrives meanwhile waits for the step's end."""
+PATIENCE = 0.25
+"""The disk's answer is waited for up to this share of what computing all takes: a disk that hangs
+makes a turn so much slower, and one that is merely slow does not have it computed again."""
+UNMEASURED_PATIENCE_S = 1.0
+"""The same before any prefill was measured: after a start, when everything is on disk."""
 _IDLE = Lane()
 
 
@@ -46,6 +51,12 @@ class LoadPlanner:
         """
         self._block_size = block_size
         self.rates = MeasuredRates()
+
+    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+        """How long to wait for what the disk says of a prompt of so many tokens. O(1)."""
+        if not self.rates.knows_computing:
+            return UNMEASURED_PATIENCE_S
+        return PATIENCE * self.rates.compute_s(0, num_tokens, step_tokens=step_tokens)
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
         """Share what is unclaimed between the cursors. O(log blocks)."""

@@ -33,6 +33,9 @@ class Whimsical:
     seen: int = 0
     tiers: set[Tier] = field(default_factory=set)
 
+    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+        return 0.0
+
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
         blocks, host, disk = self.whims[self.seen % len(self.whims)] if self.whims else (1, 1, 1)
         self.seen += 1

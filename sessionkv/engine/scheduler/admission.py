@@ -7,7 +7,7 @@ holds blocks meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from sessionkv.engine.scheduler.kv import KVCache
 from sessionkv.engine.scheduler.queue import WaitingQueue
@@ -35,13 +35,24 @@ class Admitter:
         queue: WaitingQueue,
         desk: TransferDesk,
         sequences: Mapping[int, Sequence],
+        patience_s: Callable[[int], float],
     ) -> None:
+        """Nobody waits yet.
+
+        Args:
+            kv: Gives blocks.
+            queue: Of those that wait; their lifecycle's.
+            desk: Takes receipts back.
+            sequences: All by id; their lifecycle's.
+            patience_s: How long to wait for what the store says of a prompt of so many tokens.
+        """
         self._kv = kv
         self._queue = queue
         self._desk = desk
         self._sequences = sequences
+        self._patience_s = patience_s
         self._questions: list[tuple[int, DiskQuery]] = []
-        self._lookups: dict[int, float] = {}
+        self._lookups: dict[int, float] = {}  # when each is given up
         self._waiters: set[int] = set()
         self._epoch = 0
         self._queue_version = 0
@@ -94,7 +105,7 @@ class Admitter:
         sequence.ram_tokens = query.first_token
         sequence.asked_at = query.num_moves
         sequence.state = SequenceState.LOOKUP
-        self._lookups[sequence.seq_id] = now
+        self._lookups[sequence.seq_id] = now + self._patience_s(len(sequence.token_ids))
         self._questions.append((sequence.seq_id, query))
         return True
 
@@ -111,25 +122,25 @@ class Admitter:
             return False
         if receipt is None:
             return False
+        sequence.disk_was_late = False
         sequence.receipt = receipt  # an empty one says that disk has no more
         return True
 
-    def end_lookups(self, now: float, timeout_s: float) -> None:
+    def end_lookups(self, now: float) -> None:
         """Sequences whose look-up takes too long go on without disk."""
-        while self._lookups:
-            seq_id, since = next(iter(self._lookups.items()))
-            if now - since < timeout_s:
-                return
-            self._end_lookup(self._sequences[seq_id])
+        for seq_id in [seq_id for seq_id, until in self._lookups.items() if until <= now]:
+            sequence = self._sequences[seq_id]
+            sequence.disk_was_late = True
+            self._end_lookup(sequence)
 
     def _end_lookup(self, sequence: Sequence) -> None:
         del self._lookups[sequence.seq_id]
         sequence.state = SequenceState.WAITING
         self._queue_version += 1
 
-    def next_lookup_end(self, timeout_s: float) -> float | None:
+    def next_lookup_end(self) -> float | None:
         """When :meth:`end_lookups` next has something to do."""
-        return next(iter(self._lookups.values())) + timeout_s if self._lookups else None
+        return min(self._lookups.values(), default=None)
 
     # ---- choosing ------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
+from collections.abc import Callable
 
 from sessionkv.engine.scheduler.admission import Admitter
 from sessionkv.engine.scheduler.fairness import FairShares
@@ -38,13 +39,23 @@ class Lifecycle:
         num_unreleased: Finished ones that still hold blocks.
     """
 
-    def __init__(self, kv: KVCache, *, desk: TransferDesk, ageing_s: float) -> None:
+    def __init__(
+        self,
+        kv: KVCache,
+        *,
+        desk: TransferDesk,
+        ageing_s: float,
+        patience_s: Callable[[int], float],
+    ) -> None:
+        """Nothing is known yet; ``patience_s`` is the admitter's."""
         self._kv = kv
         self._desk = desk
         self.sequences: dict[int, Sequence] = {}
         self.running: list[Sequence] = []
         self.queue = WaitingQueue(ageing_s=ageing_s)
-        self.admitter = Admitter(kv, queue=self.queue, desk=desk, sequences=self.sequences)
+        self.admitter = Admitter(
+            kv, queue=self.queue, desk=desk, sequences=self.sequences, patience_s=patience_s
+        )
         self.num_unreleased = 0
         self._shares = FairShares()
         self._ends: list[int] = []

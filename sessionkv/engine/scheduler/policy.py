@@ -55,7 +55,11 @@ class Claims:
 
 
 class LoadPolicy(Protocol):
-    """Decides for each step of a sequence of which something was found below the device."""
+    """Decides how long to ask for a sequence's KV below the device, and what to load of it."""
+
+    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+        """How long an answer is worth waiting for that may spare computing so many tokens."""
+        ...
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
         """Share what is unclaimed between the cursors; see :class:`Claims`.

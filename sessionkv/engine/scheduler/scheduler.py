@@ -96,7 +96,9 @@ class Scheduler:
         self._max_queue = config.max_queue
         self._lookup_timeout_s = config.lookup_timeout_ms / 1000.0
         self._desk = TransferDesk(kv)
-        self._life = Lifecycle(kv, desk=self._desk, ageing_s=config.ageing_s)
+        self._life = Lifecycle(
+            kv, desk=self._desk, ageing_s=config.ageing_s, patience_s=self._patience_s
+        )
         self._admitter = self._life.admitter
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
         self._step_id = 0
@@ -120,6 +122,10 @@ class Scheduler:
                 queued=self.num_waiting,
             )
         self._life.enter(sequence, now)
+
+    def _patience_s(self, num_tokens: int) -> float:
+        worth_s = self._policy.patience_s(num_tokens, step_tokens=self._budget.alone)
+        return max(self._lookup_timeout_s, worth_s)
 
     def _set_limits(self, sequence: Sequence) -> None:
         """How many tokens it may sample: what was asked for, or what fits window and pool."""
@@ -229,7 +235,7 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Earliest time at which something is due without anything coming in; None for never."""
-        times = (self._life.next_deadline(), self._admitter.next_lookup_end(self._lookup_timeout_s))
+        times = (self._life.next_deadline(), self._admitter.next_lookup_end())
         return min((time for time in times if time is not None), default=None)
 
     def get(self, seq_id: int) -> Sequence:
@@ -278,7 +284,7 @@ class Scheduler:
         """
         if self._in_flight:
             raise RuntimeError("the last plan is still in flight")
-        self._admitter.end_lookups(now, self._lookup_timeout_s)
+        self._admitter.end_lookups(now)
         if self._step_id % _RETRY_STEPS == 0:
             self._admitter.room_changed()
         batch = Batch(self._kv, self._budget)
@@ -301,7 +307,7 @@ class Scheduler:
         """
         if len(self._in_flight) != 1:
             raise RuntimeError(f"{len(self._in_flight)} plans are in flight")
-        self._admitter.end_lookups(now, self._lookup_timeout_s)
+        self._admitter.end_lookups(now)
         if self._might_admit():
             return None
         going_on = continued(self._life.running, self._reserve)

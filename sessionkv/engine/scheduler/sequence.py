@@ -171,6 +171,7 @@ class Sequence:
         deadline: Time of the caller's clock after which ``Scheduler.expired`` names it.
         group: Whom it counts for when tokens are shared out: (tenant, session).
         use_cache: False computes everything and leaves nothing behind.
+        disk_was_late: What disk has of it was not waited for any longer.
         found_tokens: Leading tokens of the prompt that the last admission found, in any tier.
         lost: Blocks among them, by position in the table, that could not be loaded, and why.
         num_arrived: Blocks that were loaded for it since.
@@ -222,6 +223,7 @@ class Sequence:
     num_known_blocks: int = 0
     compute_limit: int = UNBOUNDED
     found_tokens: int = 0
+    disk_was_late: bool = False
     lost: dict[int, MissReason] = field(default_factory=dict)
     num_arrived: int = 0
     num_awaited: int = 0

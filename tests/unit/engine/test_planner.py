@@ -1,6 +1,6 @@
 import pytest
 
-from sessionkv.engine.planner import PROBE_BLOCKS, LoadPlanner
+from sessionkv.engine.planner import PROBE_BLOCKS, UNMEASURED_PATIENCE_S, LoadPlanner
 from sessionkv.engine.scheduler.policy import Claims, Lane, Workload
 from sessionkv.types import Meeting, Tier
 
@@ -21,6 +21,13 @@ def planner(
         if prefill_s is not None:
             made.rates.observe_prefill(100, 100 * prefill_s, context=0)
     return made
+
+
+def test_the_disk_is_asked_for_as_long_as_its_answer_is_worth() -> None:
+    patience_s = planner(prefill_s=0.004).patience_s(2000, step_tokens=STEP)
+    assert patience_s == pytest.approx(0.25 * 2000 * 0.004)
+    unknown = planner(prefill_s=None)
+    assert unknown.patience_s(2000, step_tokens=STEP) == UNMEASURED_PATIENCE_S
 
 
 def found(

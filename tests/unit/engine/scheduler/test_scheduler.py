@@ -759,6 +759,40 @@ def test_a_lookup_that_takes_too_long_is_done_without() -> None:
     assert scheduler.take_receipts() == [5]
 
 
+def test_a_lookup_is_waited_for_as_long_as_it_is_worth() -> None:
+    kv = FakeKV(40)
+    kv.queries |= {first: DiskQuery((), BlockHash(b"p"), (), 0) for first in (0, 50)}
+    policy = Scripted([Claims(None)], token_patience_s=0.02)
+    scheduler = make_scheduler(kv, policy=policy, lookup_timeout_ms=50)
+    scheduler.add(make_sequence(1, range(10), max_tokens=1), 1.0)  # 0.2 s
+    scheduler.add(make_sequence(2, [50, 51], max_tokens=1), 1.01)  # the least, 0.05 s
+    assert scheduler.next_wake() == pytest.approx(1.06)
+    plan = scheduler.schedule(1.1)
+    assert plan is not None
+    assert [step.seq_id for step in plan.steps] == [2]
+    assert scheduler.get(2).disk_was_late
+    assert scheduler.next_wake() == pytest.approx(1.2)
+    scheduler.on_receipt(1, DiskReceipt(5, (), None))
+    assert scheduler.next_wake() is None
+    assert not scheduler.get(1).disk_was_late
+
+
+def test_an_answer_that_comes_late_but_before_admission_is_of_use() -> None:
+    kv = FakeKV(20)
+    kv.queries[0] = DiskQuery((), BlockHash(b"p"), (), 0)
+    scheduler = make_scheduler(kv, lookup_timeout_ms=50)
+    scheduler.add(make_sequence(1, range(4), max_tokens=1), 1.0)
+    free, kv.free = kv.free, []
+    assert scheduler.schedule(1.05) is None
+    assert scheduler.get(1).disk_was_late
+    scheduler.on_receipt(1, DiskReceipt(5, (), None))
+    assert not scheduler.get(1).disk_was_late
+    assert scheduler.take_receipts() == []
+    kv.free = free
+    assert scheduler.schedule(1.1) is not None
+    assert scheduler.take_receipts() == [5]
+
+
 def test_a_lookup_without_a_find_goes_on_at_once() -> None:
     kv = FakeKV(20)
     kv.queries[0] = DiskQuery((), BlockHash(b"p"), (), 0)
