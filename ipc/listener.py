@@ -65,11 +65,11 @@ class Listener:
         """The socket, once; the caller's from here on.
 
         Raises:
-            ConfigError: It was taken before.
+            RuntimeError: It was taken before.
         """
         taken, self._socket = self._socket, None
         if taken is None:
-            raise ConfigError("endpoint", self.endpoint, "an endpoint that is not served yet")
+            raise RuntimeError(f"the socket of {self.endpoint} was taken before")
         return taken
 
     def unlink(self) -> None:
