@@ -54,7 +54,7 @@ class Results:
         for path in sorted(folder.glob("*.json")):
             self.stages[path.stem] = json.loads(path.read_text(encoding="utf-8"))
             for case in self.stages[path.stem].values():
-                setting.known.update({row.name: row for row in _rows(case)})
+                setting.known.update({row.name: row for row in rows_of(case)})
 
     def pending(self, stage: str, names: Collection[str]) -> list[str]:
         """Those of a stage's cases that are to be measured."""
@@ -88,7 +88,7 @@ class Results:
     def rows(self) -> dict[str, list[Row]]:
         """All rows of each stage."""
         return {
-            stage: [row for case in cases.values() for row in _rows(case)]
+            stage: [row for case in cases.values() for row in rows_of(case)]
             for stage, cases in self.stages.items()
         }
 
@@ -112,8 +112,8 @@ class Results:
         print(f"{as_table(rows)}\n\n({seconds:.1f} s)", flush=True)
 
 
-def _rows(case: dict[str, Any]) -> list[Row]:
-    """As they were before they were JSON."""
+def rows_of(case: dict[str, Any]) -> list[Row]:
+    """Rows of one case as they were before they were JSON."""
     rows = []
     for row in case["rows"]:
         bound = None if row["bound"] is None else tuple(row["bound"])
