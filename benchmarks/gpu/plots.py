@@ -83,7 +83,7 @@ def draw_margins(found: Sequence[Margin]) -> Figure:
 
 
 def draw_first_tokens(rows: Sequence[Row]) -> Figure:
-    """All samples of each time in milliseconds that was taken often enough, and the row's figure."""
+    """All samples of each time in milliseconds, where there are enough, and the row's figure."""
     timed = [row for row in rows if row.unit == "ms" and len(row.samples) >= LEAST_SAMPLES]
     figure = Figure(figsize=(10, 1.5 + 0.3 * len(timed)), layout="constrained")
     axes = figure.subplots()
