@@ -5,8 +5,9 @@ The same threads as a client's and a front's, with nothing to do but pass frames
     application thread --pipe--> socket thread --zmq--> another process
     application thread <--lock-- socket thread <--zmq--
 
-Every arrow ends in a thread that slept. ``python -m benchmarks.echo ENDPOINT BYTES`` is the other
-process.
+Every arrow ends in a thread that slept, for about as long as in a real turn: one that has just gone
+to sleep is woken in a fraction of the time, which would be a floor under nothing. The other process
+is ``python -m benchmarks.echo ENDPOINT ANSWER_BYTES``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ import zmq
 from benchmarks.report import ROOT
 from sessionkv.ipc.waker import Waker
 
+REST_US = 1000
+"""About what a one-token turn takes."""
 _END = b""
+
+
+def _compute_us(duration_us: float) -> None:
+    """Nothing useful, for so long."""
+    end = time.perf_counter() + duration_us / 1e6
+    while time.perf_counter() < end:
+        pass
 
 
 def wake_times_us(count: int) -> list[float]:
@@ -48,6 +58,7 @@ def wake_times_us(count: int) -> list[float]:
     poller.register(back.fd, zmq.POLLIN)
     asked = []
     for _ in range(count):
+        _compute_us(REST_US)
         asked.append(time.perf_counter())
         there.wake()
         poller.poll()
@@ -117,7 +128,10 @@ def _asker(answer_bytes: int) -> Iterator[_Asker]:
 
 
 def echo_times_us(count: int, *, request_bytes: int, answer_bytes: int) -> list[float]:
-    """From an application thread's asking to its having the answer of another process."""
+    """From an application thread's asking to its having the answer of another process.
+
+    That one computes for a while before it answers, which is not counted.
+    """
     with _asker(answer_bytes) as asker:
         frame = bytes(request_bytes)
         for _ in range(50):
@@ -126,7 +140,7 @@ def echo_times_us(count: int, *, request_bytes: int, answer_bytes: int) -> list[
         for _ in range(count):
             start = time.perf_counter()
             asker.ask(frame)
-            times.append((time.perf_counter() - start) * 1e6)
+            times.append((time.perf_counter() - start) * 1e6 - REST_US)
         return times
 
 
@@ -142,6 +156,7 @@ def _answer(endpoint: str, answer_bytes: int) -> None:
             connection, asked = router.recv_multipart(zmq.NOBLOCK)
             if asked == _END:
                 return
+            _compute_us(REST_US)
             router.send_multipart((connection, frame))
 
 
