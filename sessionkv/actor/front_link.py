@@ -57,12 +57,12 @@ class CoreEnd:
         put:   write --full--> read what has come, keep it --> wait until one of both is possible
         take:  what was kept, then what has come
 
-    Core waits while the front is behind by more than the link holds, but goes on reading: the front
-    may be writing, and would never come to read if it had to wait for core.
+    Core waits while the front is behind by more than the link holds, but reads meanwhile: so each
+    side gets rid of what it has to say, whatever the other has not read.
 
     Attributes:
-        stopped: Core's last message, from before it is handed over on. Whoever sees the core
-            thread ended first and None here after it knows that no word will come.
+        stopped: Core's last message, set before it is handed over. Whoever sees the core thread
+            ended first and None here after it knows that no word will come.
         waiting_since: When core began to wait for the front, by the monotonic clock; None while it
             does not. After :attr:`stopped` it waits for the front's end. Other threads may look.
         has_left: Set when core's last word is handed over, or there is nobody to take it: core

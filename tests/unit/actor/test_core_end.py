@@ -39,7 +39,7 @@ def step(number: int) -> list[m.CoreMessage]:
 
 
 def test_two_that_write_at_once_and_more_than_fits_both_arrive_whole_and_in_order() -> None:
-    steps, prompts = 150, 4
+    steps, prompts = 250, 4
     with both_ends() as (core, front, _):
         running = threading.Thread(target=lambda: [core.put(step(n)) for n in range(steps)])
         running.start()
@@ -100,7 +100,7 @@ def test_a_front_that_is_gone_holds_nobody_up() -> None:
 
 def test_a_front_that_goes_while_core_waits_for_it() -> None:
     with both_ends() as (core, _, socket):
-        running = threading.Thread(target=lambda: [core.put(step(n)) for n in range(150)])
+        running = threading.Thread(target=lambda: [core.put(step(n)) for n in range(250)])
         running.start()
         while core.waiting_since is None:
             pass
