@@ -30,7 +30,7 @@ class RecordCodec:
 
     A field may be of a plain type, a dataclass, an enumeration, an error, a path, any of the wire's
     requests, or a sequence or optional of these, or a set of plain ones. Mappings and ``Any`` hold
-    plain values.
+    plain values. What a class checks of its fields when one is made is not checked again.
     """
 
     def __init__(self, kinds: Sequence[type]) -> None:
@@ -155,6 +155,8 @@ def _each(reader: Reader | None) -> Reader | None:
 
 def _record(kind: Callable[..., Any], readers: Sequence[Reader | None]) -> Reader:
     read = [(place, reader) for place, reader in enumerate(readers) if reader is not None]
+    if hasattr(kind, "__post_init__"):
+        kind = _unchecked(kind)
     if not read:
         return lambda values: kind(*values)
 
@@ -165,6 +167,19 @@ def _record(kind: Callable[..., Any], readers: Sequence[Reader | None]) -> Reade
         return kind(*items)
 
     return record
+
+
+def _unchecked(kind: Any) -> Callable[..., Any]:
+    """Makes a dataclass with slots of fields that its checks have seen: the other side made one."""
+    setters = [getattr(kind, item.name).__set__ for item in fields(kind)]
+
+    def make(*values: Any) -> Any:
+        made = object.__new__(kind)
+        for set_field, value in zip(setters, values, strict=True):
+            set_field(made, value)
+        return made
+
+    return make
 
 
 def _request(by_name: Mapping[str, Reader | None], name: str, values: Any) -> Any:

@@ -242,16 +242,12 @@ class TurnDesk:
         if turn is None or turn.phase is not Phase.JUDGING:
             return
         try:
-            commit = commit_of(turn, message, self._parts, wall)
-            if commit is not None:
-                self._commits.submit(commit)
+            self._commits.submit(commit_of(turn, message, self._parts, wall))
         except SessionKVError as error:
             self._leave(turn, TurnDropped(message.turn_id, error), now)
             return
         turn.phase = Phase.COMMITTING
         turn.calls_tool = message.calls_tool
-        if commit is None:
-            self._leave(turn, TurnCommitted(message.turn_id), now)
 
     # From the step loop ----------------------------------------------------------------------
 
@@ -306,6 +302,12 @@ class TurnDesk:
             cache=cache,
         )
         self.out.append(turn.finished)
+        if not turn.ask.is_kept:
+            self._parts.scheduler.release(
+                turn.ask.turn_id, sequence.num_prompt_tokens + event.num_output_tokens
+            )
+            turn.sequence = None
+            self._leave(turn, TurnCommitted(turn.ask.turn_id), now)
 
     def durable(self, turn_id: int, now: float) -> None:
         """The journal has the turn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 
@@ -123,6 +123,26 @@ def test_lists_come_as_tuples_and_one_batch_stays_one() -> None:
         *sent[1:],
     ]
     assert link_codec().decode(link_codec().encode([])) == []
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checked:
+    """Remembers which of its kind were checked."""
+
+    checked: ClassVar[list[tuple[int, ...]]] = []
+    numbers: tuple[int, ...]
+    at: int = 0
+
+    def __post_init__(self) -> None:
+        self.checked.append(self.numbers)
+
+
+def test_what_was_checked_when_it_was_made_is_not_checked_again() -> None:
+    codec = RecordCodec([Checked])
+    made = [Checked((1, 2), 3), Checked(())]
+    Checked.checked.clear()
+    assert codec.decode(codec.encode(made)) == made
+    assert Checked.checked == []
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
