@@ -41,14 +41,16 @@ if "sessionkv.actor.child" in sys.orig_argv:
 
 PATCHED = """
 import sys
-if "sessionkv.actor.child" in sys.orig_argv:
+if {module!r} in sys.orig_argv:
     exec({code!r})
 """
+CORE, FRONT = "sessionkv.actor.child", "sessionkv.actor.front_main"
+"""The processes of a launched engine, by the modules that they run."""
 
 
-def patched_child(folder: Path, code: str) -> str:
-    """``PYTHONPATH`` with which a launched engine's process (core's) first runs ``code``."""
-    (folder / "sitecustomize.py").write_text(PATCHED.format(code=code))
+def patched_child(folder: Path, code: str, module: str = CORE) -> str:
+    """``PYTHONPATH`` with which a process of a launched engine first runs ``code``."""
+    (folder / "sitecustomize.py").write_text(PATCHED.format(code=code, module=module))
     return f"{folder}{os.pathsep}{ROOT}"
 
 

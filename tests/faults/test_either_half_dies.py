@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.builders.doors import Later
 from tests.builders.engine import greedy, oracle
 from tests.builders.fake_engine import short_endpoint
 from tests.builders.processes import (
+    FRONT,
     GONE_S,
     ROOT,
     front_of,
@@ -34,6 +36,7 @@ from tests.builders.processes import (
     wait_for_file,
     wait_gone,
 )
+from tests.builders.wire_client import WireClient
 
 STARTING = """
 import pathlib, sys
@@ -73,6 +76,19 @@ def end(core):
 Core._emit = end
 """
 """Core's thread ends with its first turn, and says nothing."""
+
+BUSY = """
+import pathlib, time
+from sessionkv.text.model import TextModel
+
+def encode_prompt(*args):
+    pathlib.Path({mark!r}).touch()
+    while True:
+        time.sleep(60)
+
+TextModel.encode_prompt = encode_prompt
+"""
+"""The front never comes back from a prompt, which is a text of any length."""
 
 
 def cpu_time(pid: int) -> int:
@@ -124,6 +140,24 @@ def test_kill_9_of_one_half_ends_the_other(tmp_path: Path, half: str) -> None:
         assert session.info().turns == 1
         log = [1, *done.tokens, 3]
         assert list(session.turn(tokens=[3], sampling=greedy(4)).tokens) == oracle(log, greedy(4))
+
+
+def test_a_front_in_the_middle_of_work_does_not_outlive_its_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = tmp_path / "busy"
+    code = BUSY.format(mark=str(busy))
+    monkeypatch.setenv("PYTHONPATH", patched_child(tmp_path, code, FRONT))
+    with launch("checksum") as engine, WireClient(engine.endpoint) as client:
+        front = front_of(engine.pid)
+        client.send("generate", 1, prompt="x")
+        wait_for_file(busy)
+        engine.kill()
+        try:
+            assert wait_gone(front)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(front, signal.SIGKILL)
 
 
 def test_the_halves_end_together_when_told_to() -> None:

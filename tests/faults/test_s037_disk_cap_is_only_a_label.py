@@ -9,12 +9,8 @@ import pytest
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.types import MoveOutcome
+from tests.builders.engine import allocated
 from tests.builders.store import IDENTITY, ROOT, block, geometry, payload
-
-
-def allocated(folder: Path) -> int:
-    """Bytes of disk under a folder, as the file system counts them."""
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize(
