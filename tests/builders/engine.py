@@ -193,7 +193,16 @@ class CheckedEngine(Engine):
         self.parts.kv.check()
         ledger = self.parts.kv.ledger()
         assert ledger.idle, ledger
-        assert self.stats()["book_errors"] == 0
+        stats = self.stats()
+        assert stats["book_errors"] == 0
+        if blocks := stats["store"]["blocks"]:
+            assert self.building.built is not None
+            assert blocks["used_bytes"] == allocated(self.building.built.store_path / "blocks")
+
+
+def allocated(folder: Path) -> int:
+    """Bytes of disk under a folder, as the file system counts them."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager

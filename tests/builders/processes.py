@@ -39,6 +39,49 @@ if "sessionkv.actor.child" in sys.orig_argv:
 """
 
 
+PATCHED = """
+import sys
+if {module!r} in sys.orig_argv:
+    exec({code!r})
+"""
+CORE, FRONT = "sessionkv.actor.child", "sessionkv.actor.front_main"
+"""The processes of a launched engine, by the modules that they run."""
+
+
+def patched_child(folder: Path, code: str, module: str = CORE) -> str:
+    """``PYTHONPATH`` with which a process of a launched engine first runs ``code``."""
+    (folder / "sitecustomize.py").write_text(PATCHED.format(code=code, module=module))
+    return f"{folder}{os.pathsep}{ROOT}"
+
+
+HELD = """
+import pathlib, time
+import sessionkv.engine.build as build
+load, folder = build._load_runner, pathlib.Path({folder!r})
+
+def held(*args):
+    (folder / "loading").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return load(*args)
+
+build._load_runner = held
+"""
+
+
+def held_load(folder: Path) -> str:
+    """``PYTHONPATH`` with which a launched engine's load makes ``folder/loading`` and goes on when
+    ``folder/go`` is there.
+    """
+    return patched_child(folder, HELD.format(folder=str(folder)))
+
+
+def front_of(core_pid: int) -> int:
+    """Pid of an engine's front: the one child of the process that serves."""
+    (pid,) = Path(f"/proc/{core_pid}/task/{core_pid}/children").read_text().split()
+    return int(pid)
+
+
 def tampered_start(folder: Path, what: str) -> str:
     """``PYTHONPATH`` with which a launched engine's load does ``hang``, ``hang_deaf`` or ``fail``.
 

@@ -115,9 +115,7 @@ def test_greedy_ids_equal_transformers(
     assert "Paris" in tokenizer.decode(expected[0])
 
 
-def test_s071_what_the_file_says_is_what_is_used(
-    prepared: PreparedModel, tokenizer: Tokenizer
-) -> None:
+def test_what_the_file_says_is_what_is_used(prepared: PreparedModel, tokenizer: Tokenizer) -> None:
     spec = prepared.spec
     assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (30, 9, 3, 64)
     assert (spec.vocab_size, spec.max_model_len, spec.rope.theta) == (49152, 8192, 100000.0)
@@ -135,7 +133,7 @@ def test_s071_what_the_file_says_is_what_is_used(
     ]
 
 
-def test_s071_logits_are_not_uniform(runner: ModelRunner, tokenizer: Tokenizer) -> None:
+def test_logits_are_not_uniform(runner: ModelRunner, tokenizer: Tokenizer) -> None:
     from sessionkv.types import SamplingParams
 
     prompt = tokenizer.encode(PROMPTS[0]).ids

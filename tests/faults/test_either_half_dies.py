@@ -2,12 +2,12 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,11 +18,25 @@ from sessionkv.actor.front_setup import FrontSetup
 from sessionkv.errors import ConnectionLost, EngineStartFailed, ModelBroken
 from sessionkv.ipc.endpoint import is_listening
 from sessionkv.ipc.listener import Listener
+from sessionkv.ipc.starting import serving_pid
+from sessionkv.store.directory import StoreDirectory
 from sessionkv.text.builtin import byte_text
 from sessionkv.text.folder import TextFiles
+from tests.builders.doors import Later
 from tests.builders.engine import greedy, oracle
 from tests.builders.fake_engine import short_endpoint
-from tests.builders.processes import GONE_S, ROOT, tampered_start, wait_for_file, wait_gone
+from tests.builders.processes import (
+    FRONT,
+    GONE_S,
+    ROOT,
+    front_of,
+    held_load,
+    patched_child,
+    tampered_start,
+    wait_for_file,
+    wait_gone,
+)
+from tests.builders.wire_client import WireClient
 
 STARTING = """
 import pathlib, sys
@@ -34,11 +48,47 @@ from sessionkv.config import EngineConfig
 sys.exit(run_serve(EngineConfig(model="checksum", store=sys.argv[2]), sys.argv[1]))
 """
 
+COUNTING = """
+import os, struct
+from sessionkv.engine.core import Core
+from sessionkv.engine.messages import StepTokens
+told, total, emit = os.open({path!r}, os.O_WRONLY | os.O_CREAT, 0o600), 0, Core._emit
 
-def front_of(core_pid: int) -> int:
-    """The one child of a serving process."""
-    (pid,) = Path(f"/proc/{core_pid}/task/{core_pid}/children").read_text().split()
-    return int(pid)
+def counting(core):
+    global total
+    steps = sum(isinstance(message, StepTokens) for message in core._turns.out)
+    emit(core)
+    total += steps
+    os.pwrite(told, struct.pack("<Q", total), 0)
+
+Core._emit = counting
+"""
+"""Core keeps in a file how many steps it has told the front of."""
+SPEECHLESS = """
+from sessionkv.engine.core import Core
+emit = Core._emit
+
+def end(core):
+    emit(core)
+    if core._turns.active:
+        raise SystemExit
+
+Core._emit = end
+"""
+"""Core's thread ends with its first turn, and says nothing."""
+
+BUSY = """
+import pathlib, time
+from sessionkv.text.model import TextModel
+
+def encode_prompt(*args):
+    pathlib.Path({mark!r}).touch()
+    while True:
+        time.sleep(60)
+
+TextModel.encode_prompt = encode_prompt
+"""
+"""The front never comes back from a prompt, which is a text of any length."""
 
 
 def cpu_time(pid: int) -> int:
@@ -60,6 +110,12 @@ def wait_deaf(endpoint: str) -> None:
     deadline = time.monotonic() + GONE_S
     while is_listening(endpoint):
         assert time.monotonic() < deadline
+
+
+def assert_nothing_is_held(endpoint: str, store: Path) -> None:
+    """The next engine can have both at once."""
+    with Listener(endpoint), StoreDirectory.open(store):
+        pass
 
 
 @pytest.mark.parametrize("half", ["core", "front"])
@@ -86,6 +142,24 @@ def test_kill_9_of_one_half_ends_the_other(tmp_path: Path, half: str) -> None:
         assert list(session.turn(tokens=[3], sampling=greedy(4)).tokens) == oracle(log, greedy(4))
 
 
+def test_a_front_in_the_middle_of_work_does_not_outlive_its_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = tmp_path / "busy"
+    code = BUSY.format(mark=str(busy))
+    monkeypatch.setenv("PYTHONPATH", patched_child(tmp_path, code, FRONT))
+    with launch("checksum") as engine, WireClient(engine.endpoint) as client:
+        front = front_of(engine.pid)
+        client.send("generate", 1, prompt="x")
+        wait_for_file(busy)
+        engine.kill()
+        try:
+            assert wait_gone(front)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(front, signal.SIGKILL)
+
+
 def test_the_halves_end_together_when_told_to() -> None:
     with launch("checksum") as engine:
         front = front_of(engine.pid)
@@ -106,20 +180,28 @@ def test_a_front_that_stands_still_holds_up_no_end() -> None:
         assert wait_gone(front)
 
 
-def test_core_waits_for_a_front_that_is_behind_and_all_comes_in_order() -> None:
+def test_core_waits_for_a_front_that_is_behind_and_all_comes_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sampling = greedy(8000)
+    told = tmp_path / "told"
+    code = COUNTING.format(path=str(told))
+    monkeypatch.setenv("PYTHONPATH", patched_child(tmp_path, code))
     with launch("checksum") as engine:
         front = front_of(engine.pid)
         with engine.client().stream_generate(tokens=[1, 2], sampling=sampling) as stream:
             got = list(next(stream).tokens)
             os.kill(front, signal.SIGSTOP)
             wait_idle(engine.pid)
+            (steps,) = struct.unpack("<Q", told.read_bytes())
+            assert len(got) <= steps < 8000
             os.kill(front, signal.SIGCONT)
             for event in stream:
                 assert event.offset == len(got) or event.result is not None
                 got += event.tokens
             assert stream.result is not None
         assert got == list(stream.result.tokens) == oracle([1, 2], sampling)
+        assert struct.unpack("<Q", told.read_bytes()) == (8000,)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -140,35 +222,57 @@ def test_an_end_while_it_starts_leaves_no_half(
         assert core.wait(20) == (0 if number == signal.SIGINT else -number)
         assert wait_gone(front, 20.0)  # it may have to come up first
         wait_deaf(endpoint)
+        assert_nothing_is_held(endpoint, tmp_path / "store")
 
 
-def started(text: TextFiles, *, killed: bool = False) -> FrontProcess:
-    """A front's process from its start to its end, with a core that ends without a word."""
+def test_a_core_that_ends_without_a_word_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", patched_child(tmp_path, SPEECHLESS))
+    with launch("checksum", store=tmp_path / "store") as engine:
+        front = front_of(engine.pid)
+        client = engine.client()
+        session = client.open("a")
+        with pytest.raises(ConnectionLost):
+            session.turn(tokens=[1], sampling=greedy(4))
+        assert engine._process.wait(20) == 1
+        assert wait_gone(front)
+        wait_deaf(engine.endpoint)
+    monkeypatch.undo()
+    with launch("checksum", store=tmp_path / "store") as engine:
+        assert engine.client().session("a").info().turns == 0
+
+
+def test_a_front_that_cannot_start_says_why() -> None:
+    text = TextFiles("{}", None, byte_text().facts)
     setup = FrontSetup(text, "checksum", 1, 9, LimitsConfig())
-    dead: Any = SimpleNamespace(is_running=False, setup=setup)
     with (
         short_endpoint() as endpoint,
         Listener(endpoint) as listener,
         FrontProcess(listener.take()) as front,
     ):
-        if killed:
-            os.kill(front.pid, signal.SIGKILL)
-        front.begin(StartFront(endpoint, setup))
-        front.run(dead)
-        return front
+        with pytest.raises(ModelBroken, match="built-in"):
+            front.begin(StartFront(endpoint, setup))
+        assert wait_gone(front.pid)
 
 
-def test_a_core_that_ends_without_a_word_is_not_waited_for() -> None:
-    front = started(byte_text())
-    assert (front.stopped, front.is_lost) == (None, False)
-    assert wait_gone(front.pid)
-
-
-def test_a_front_that_cannot_start_says_why() -> None:
-    with pytest.raises(ModelBroken, match="built-in"):
-        started(TextFiles("{}", None, byte_text().facts))
-    with pytest.raises(EngineStartFailed, match="front died"):
-        started(byte_text(), killed=True)
+def test_a_front_that_dies_while_the_model_loads_is_the_starts_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", held_load(tmp_path))
+    with short_endpoint() as endpoint:
+        starting = Later(lambda: launch("checksum", store=tmp_path / "store", endpoint=endpoint))
+        wait_for_file(tmp_path / "loading")
+        core = serving_pid(endpoint)
+        assert core is not None
+        front = front_of(core)
+        os.kill(front, signal.SIGKILL)
+        assert wait_gone(front)
+        (tmp_path / "go").touch()
+        error = starting.error()
+        assert isinstance(error, EngineStartFailed)
+        assert "front died" in error.message
+        assert_nothing_is_held(endpoint, tmp_path / "store")
 
 
 def test_an_engine_that_is_killed_by_its_handle_leaves_no_half() -> None:

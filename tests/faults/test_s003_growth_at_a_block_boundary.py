@@ -1,5 +1,10 @@
+from collections.abc import Sequence
+
 import pytest
 
+from sessionkv.cache import chain as chain_module
+from sessionkv.cache.chain import full_key
+from sessionkv.types import BlockHash
 from tests.builders.checksum import cold_oracle, tokens
 from tests.builders.engine import engine_config, greedy, open_engine, oracle
 from tests.builders.mini_engine import MiniEngine
@@ -8,10 +13,20 @@ B = 4
 
 
 @pytest.mark.parametrize("length", range(1, 14))
-def test_tables_cover_what_is_written_and_full_blocks_are_hashed_once(length: int) -> None:
+def test_tables_cover_what_is_written_and_full_blocks_are_hashed_once(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[tuple[BlockHash, tuple[int, ...]]] = []
+
+    def counting(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+        hashed.append((parent, tuple(token_ids)))
+        return full_key(parent, token_ids)
+
+    monkeypatch.setattr(chain_module, "full_key", counting)
     for new_tokens in range(1, 10):
         engine = MiniEngine(8, block_size=B)
         prompt = tokens(length)
+        hashed.clear()
         seq_id = engine.submit(prompt, new_tokens)
         table: list[int] = []
         chain = engine.scheduler.get(seq_id).chain
@@ -27,6 +42,7 @@ def test_tables_cover_what_is_written_and_full_blocks_are_hashed_once(length: in
             assert len(set(table)) == len(table)
             assert len(chain.hashes) == len(chain) // B
             assert len(set(chain.hashes)) == len(chain.hashes)
+        assert len(set(hashed)) == len(hashed)
         assert engine.outputs[seq_id] == cold_oracle(prompt, new_tokens)
         engine.assert_idle()
 

@@ -112,6 +112,7 @@ def test_penalties_of_a_whole_engine_cold_warm_and_preempted(
         tmp_path, blocks=10, host_blocks=host_blocks, gate=lambda plan: gate(plan)
     ) as engine:
         cold = engine.generate(tokens=PROMPT, sampling=params, cache=False)
+        other = engine.generate(tokens=[9] * 9, sampling=params, cache=False)
         engine.generate(tokens=PROMPT, sampling=SamplingParams(temperature=0.0, max_tokens=1))
         warm = engine.generate(tokens=PROMPT, sampling=params)
         assert warm.cache.device_tokens == len(PROMPT) - 1
@@ -121,11 +122,11 @@ def test_penalties_of_a_whole_engine_cold_warm_and_preempted(
         victim = Later(lambda: engine.generate(tokens=PROMPT, sampling=params))
         engine.await_messages(1)
         gate.open()
-        mate.result()
+        results = [(warm, cold), (victim.result(), cold), (mate.result(), other)]
         assert engine.stats()["preemptions"] >= 1
-        for result in (warm, victim.result()):
-            assert result.tokens == cold.tokens
-            for ours, theirs in zip(result.logprobs, cold.logprobs, strict=True):
+        for result, right in results:
+            assert result.tokens == right.tokens
+            for ours, theirs in zip(result.logprobs, right.logprobs, strict=True):
                 assert [item.token_id for item in ours] == [item.token_id for item in theirs]
                 for mine, other in zip(ours, theirs, strict=True):
                     assert abs(mine.logprob - other.logprob) <= 1e-4

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from sessionkv.types import Tier
 from tests.builders.checksum import cold_oracle, tokens
 from tests.builders.engine import engine_config, greedy, open_engine, oracle
@@ -35,7 +37,8 @@ def test_only_what_is_lacking_is_evicted_and_none_of_the_restored() -> None:
     engine.assert_idle()
 
 
-def test_a_restored_session_evicts_only_what_it_lacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", ["on disk too", "only there"])
+def test_a_restored_session_evicts_only_what_it_lacks(tmp_path: Path, others: str) -> None:
     config = engine_config(tmp_path, blocks=8, disk_bytes=50_000_000)
     log = tokens(16)
     with open_engine(config) as engine:
@@ -43,7 +46,11 @@ def test_a_restored_session_evicts_only_what_it_lacks(tmp_path: Path) -> None:
     with open_engine(config) as engine:
         # Five blocks of others: of eight blocks three are free, and the turn needs six.
         for i in range(5):
-            engine.generate(tokens=[200 + i] * 4, sampling=greedy(1))
+            if others == "on disk too":
+                engine.open(f"b{i}").turn(tokens=[200 + i] * 4, sampling=greedy(1))
+            else:
+                engine.generate(tokens=[200 + i] * 4, sampling=greedy(1))
+        engine.flush()
         assert engine.stats()["ledger"]["device"]["free"] == 3
         result = engine.session("a").turn(tokens=tokens(6, start=300), sampling=greedy(2))
         assert list(result.tokens) == oracle([*log, *tokens(6, start=300)], greedy(2))

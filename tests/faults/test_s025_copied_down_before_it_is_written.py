@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from sessionkv.types import BlockRecord, StepPlan, Transfer
 from tests.builders.checksum import tokens
 from tests.builders.engine import StepGate, engine_config, greedy, open_engine, oracle
 from tests.builders.store import Gates
@@ -42,13 +43,31 @@ def test_a_block_is_not_reused_while_its_copy_waits() -> None:
 
 def test_a_block_that_a_step_still_writes_is_not_copied() -> None:
     """While a step stands, blocks of earlier steps go down; the one being written does not."""
-    gate = StepGate(when=lambda plan: any(step.start == 49 for step in plan.steps))
+    plans: list[StepPlan] = []
+
+    def writes_slot_49(plan: StepPlan) -> bool:
+        plans.append(plan)
+        return any(step.start == 49 for step in plan.steps)
+
+    gate = StepGate(writes_slot_49)
     with open_engine(engine_config(blocks=24, host_blocks=64), gate=gate) as engine:
+        moved: list[BlockRecord] = []
+        submit = engine.parts.mover.submit
+
+        def watched(transfer: Transfer) -> None:
+            moved.extend(move.record for move in transfer.moves)
+            submit(transfer)
+
+        engine.parts.mover.submit = watched
         cold = tokens(30, start=600)
         reply = engine.open("cold").turn(tokens=cold, sampling=greedy(1)).tokens
         prompt = tokens(45)
         stream = engine.open("busy").stream(tokens=prompt, sampling=LONG)
         gate.reached()
+        [step] = plans[-1].steps
+        chain = engine.parts.scheduler.get(step.seq_id).chain
+        assert moved
+        assert chain.parent(49 // 4) not in {record.parent for record in moved}
         gate.open()
         for _ in stream:
             pass

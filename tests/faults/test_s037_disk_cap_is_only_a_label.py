@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from sessionkv.store.block_store import BlockStore
-from sessionkv.store.directory import StoreDirectory, disk_bytes
+from sessionkv.store.directory import StoreDirectory
 from sessionkv.types import MoveOutcome
+from tests.builders.engine import allocated
 from tests.builders.store import IDENTITY, ROOT, block, geometry, payload
 
 
@@ -28,11 +29,11 @@ def test_never_above_the_cap_and_one_record(
             record = block(ROOT, [i] * 4)
             view = memoryview(payload(record, shape.block_bytes))
             assert store.write(record, view) is MoveOutcome.OK
-            found = disk_bytes(directory.blocks_path)
+            found = allocated(directory.blocks_path)
             highest = max(highest, found)
             assert found <= cap_bytes + record_bytes
         stats = store.stats()
-        assert stats.used_bytes == disk_bytes(directory.blocks_path) <= cap_bytes
+        assert stats.used_bytes == allocated(directory.blocks_path) <= cap_bytes
         assert stats.evicted_blocks == count - stats.blocks > 0
         assert highest > cap_bytes // 2  # the room is used
         assert store.verify() == (stats.blocks, 0)

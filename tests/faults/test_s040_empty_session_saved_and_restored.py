@@ -2,8 +2,9 @@
 
 import pytest
 
-from sessionkv.errors import SessionNotFound
-from sessionkv.types import DeleteHead
+from sessionkv.errors import SessionExists, SessionNotFound
+from sessionkv.types import DeleteHead, MissReason
+from tests.builders.engine import GREEDY, engine_config, open_engine, oracle
 from tests.builders.tree import TENANT, Sessions, snapshot
 
 
@@ -34,6 +35,42 @@ def test_unknown_name_is_not_found_and_a_live_session_keeps_its_blocks(operation
             "turn": lambda: s.begin_turn("nope", [1]),
         }[operation]()
     assert snapshot(s.tree) == before
+
+
+def test_an_engine_keeps_an_empty_session_over_a_restart(tmp_path):
+    config = engine_config(tmp_path, disk_bytes=2**24)
+    with open_engine(config) as engine:
+        engine.open("empty", system="S")
+        engine.flush()
+    with open_engine(config) as engine:
+        session = engine.open("empty", system="S")
+        assert session.info().turns == 0
+        assert session.turn("x", sampling=GREEDY).cache.miss.reason is MissReason.FIRST_TURN
+        assert session.info().turns == 1
+        engine.assert_ledger()
+
+
+def test_names_an_engine_does_not_know_take_nothing_from_a_live_session():
+    with open_engine() as engine:
+        live = engine.open("live")
+        log = [*range(9), *live.turn(tokens=range(9), sampling=GREEDY).tokens]
+        nobody = engine.session("nope")
+        for ask in (
+            lambda: nobody.turn(tokens=[1]),
+            lambda: nobody.fork("live2"),
+            nobody.rewind,
+            nobody.info,
+            lambda: nobody.pin(tier="host"),
+            lambda: engine.delete("nope"),
+        ):
+            with pytest.raises(SessionNotFound):
+                ask()
+        with pytest.raises(SessionExists):
+            engine.open("other").fork("live")
+        result = live.turn(tokens=[9], sampling=GREEDY)
+        assert list(result.tokens) == oracle([*log, 9])
+        assert result.cache.device_tokens == len(log) - 1
+        engine.assert_ledger()
 
 
 def test_deleting_an_empty_session_frees_its_root_alone():

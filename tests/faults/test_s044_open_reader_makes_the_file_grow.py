@@ -7,15 +7,21 @@ from pathlib import Path
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory, disk_bytes
 from sessionkv.types import MoveOutcome
-from tests.builders.store import IDENTITY, ROOT, block, geometry, payload, query
+from tests.builders.doors import Later
+from tests.builders.store import IDENTITY, ROOT, Gates, block, geometry, payload, query
 
 
-def test_two_hundred_overwrites_while_a_receipt_is_held(tmp_path: Path) -> None:
+def test_two_hundred_overwrites_while_a_restore_stands_in_the_middle(tmp_path: Path) -> None:
     with StoreDirectory.open(tmp_path / "store") as directory:
-        store = BlockStore(directory, IDENTITY, geometry(), cap_bytes=2**24)
+        gates = Gates("before_read")
+        store = BlockStore(directory, IDENTITY, geometry(), cap_bytes=2**24, gates=gates)
         held, other = block(ROOT, [1] * 4), block(ROOT, [2] * 4)
         store.write(held, memoryview(payload(held)))
         receipt = store.lookup(query([1] * 4))
+        into = bytearray(4096)
+        job = store.begin_read(receipt.blocks, [memoryview(into)])
+        restore = Later(job.run)
+        assert gates.reached["before_read"].wait(30)
 
         def overwrite(times: int) -> int:
             for _ in range(times):
@@ -26,7 +32,8 @@ def test_two_hundred_overwrites_while_a_receipt_is_held(tmp_path: Path) -> None:
         few = overwrite(10)
         assert overwrite(200) == few
         assert few <= 24 * 4096
-        into = bytearray(4096)
-        assert store.read(receipt.blocks[0], memoryview(into)) is MoveOutcome.OK
+        gates.open("before_read")
+        restore.result()
+        assert store.finish_read(job) == [MoveOutcome.OK]
         assert into == payload(held)
         store.close()

@@ -37,6 +37,17 @@ def write_for_ever(path: Path, acknowledge: int) -> NoReturn:
         number += 1
 
 
+def test_neither_database_is_written_through_a_map_or_without_syncing(tmp_path: Path) -> None:
+    with StoreDirectory.open(tmp_path / "store") as directory:
+        journal = Journal(directory)
+        store = BlockStore(directory, IDENTITY, geometry(BLOCK), cap_bytes=CAP)
+        for env in (journal._env, store._index._env):
+            flags = env.flags()
+            assert (flags["writemap"], flags["sync"], flags["metasync"]) == (False, True, True)
+        store.close()
+        journal.close()
+
+
 def test_twenty_kills(tmp_path: Path) -> None:
     rng = random.Random(3)
     path = tmp_path / "store"

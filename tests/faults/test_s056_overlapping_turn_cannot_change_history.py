@@ -7,7 +7,7 @@ import pytest
 from sessionkv.errors import SessionBusy, SessionNotFound
 from sessionkv.types import StepPlan
 from tests.builders.doors import Door, Hold, Later, open_door
-from tests.builders.engine import GREEDY, engine_config, greedy, oracle
+from tests.builders.engine import GREEDY, StepGate, engine_config, greedy, oracle
 from tests.builders.tree import TENANT, Sessions, new_turn, snapshot
 
 
@@ -55,15 +55,21 @@ def test_of_overlapping_turns_all_but_the_first_are_treated_alike():
 
 
 def test_no_step_computes_two_turns_of_one_session():
+    gate = StepGate()
     most = 0
 
     def watch(plan: StepPlan) -> None:
         nonlocal most
         most = max(most, len(plan.steps))
+        gate(plan)
 
     with open_door("engine", gate=watch) as door:
         session = door.client.open("a")
-        turns = [Later(partial(ask, door, i)) for i in range(6)]
+        turns = [Later(partial(ask, door, 0))]
+        gate.reached()
+        turns += [Later(partial(ask, door, i)) for i in range(1, 6)]
+        door.engine.await_messages(5)  # all six overlap
+        gate.open()
         assert all(turn.result().tokens for turn in turns)
         assert most == 1
         assert session.info().turns == 6

@@ -23,5 +23,5 @@ def test_session_is_unchanged_and_its_next_turn_finds_everything():
         log = [*tokens(32), *first.tokens, *tokens(5)]
         result = session.turn(tokens=tokens(5), sampling=greedy(8))
         assert list(result.tokens) == oracle(log)
-        assert result.cache.device_tokens >= 36
+        assert result.cache.device_tokens == 39
         engine.assert_ledger()

@@ -1,4 +1,7 @@
-"""A private engine ends with its parent, however that ends and whatever the engine is doing."""
+"""A private engine ends with its parent, however that ends and whatever the engine is doing.
+
+One that was started with ``serve`` is nobody's, and stays.
+"""
 
 import os
 import signal
@@ -7,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from sessionkv import launch
+from sessionkv.ipc.endpoint import socket_path
 from tests.builders.engine import greedy
+from tests.builders.fake_engine import short_endpoint
 from tests.builders.processes import script, tampered_start, wait_for_file, wait_gone
+from tests.builders.wire_client import WireClient
 
 PARENT = """
 import sys
@@ -87,6 +93,33 @@ os._exit(0)
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert wait_gone(pid, 20.0)  # it first has to come up
+
+
+SERVING = """
+import subprocess, sys
+command = [sys.executable, "-m", "sessionkv", "serve", "checksum", *sys.argv[1:]]
+engine = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+print(engine.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_engine_that_serves_everybody_stays_when_its_parent_is_killed(tmp_path: Path) -> None:
+    with short_endpoint() as endpoint:
+        arguments = ("--endpoint", endpoint, "--store", tmp_path / "store")
+        with script(SERVING, *arguments) as parent:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            try:
+                wait_for_file(socket_path(endpoint))
+                with WireClient(endpoint) as client:  # it is up when it greets
+                    parent.send_signal(signal.SIGKILL)
+                    parent.wait()
+                    asked = {"tokens": [1], "sampling": {"temperature": 0, "max_tokens": 4}}
+                    assert client.call("generate", 1, **asked)["t"] == "done"
+            finally:
+                os.kill(pid, signal.SIGTERM)
+            assert wait_gone(pid)
 
 
 def test_ctrl_c_of_the_terminal_is_the_parents_alone() -> None:

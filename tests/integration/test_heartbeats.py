@@ -13,7 +13,7 @@ from sessionkv import LimitsConfig, launch
 from sessionkv.ipc import messages as m
 from tests.builders.engine import SocketEngine, engine_config, socket_engine
 from tests.builders.fake_engine import short_endpoint
-from tests.builders.processes import script
+from tests.builders.processes import front_of, script
 from tests.builders.wire_client import WireClient
 
 BEATS = LimitsConfig(heartbeat_s=0.1, missed_heartbeats=3)
@@ -99,7 +99,7 @@ def test_a_machine_that_stood_still_parts_nobody() -> None:
     ):
         assert client.stdout is not None
         assert client.stdout.readline() == "streaming\n"
-        pids = (client.pid, engine.pid)
+        pids = (client.pid, engine.pid, front_of(engine.pid))
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(4 * SILENCE_S)  # only the clock can make a silence
