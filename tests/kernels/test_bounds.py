@@ -95,9 +95,10 @@ def test_rotary_store(
 def guarded_batch(memory: Guarded, lengths: list[tuple[int, int]], **options: Any) -> PagedBatch:
     """As in the engine: queries lie among keys and values, lengths anywhere in longer lists.
 
-    The last block of the pool has an owner, the first has none.
+    The last block of the pool has an owner, the first has none. Entries of tables that are nobody's
+    are ids that are in no pool.
     """
-    batch = paged_batch(lengths, padding=2, **options)
+    batch = paged_batch(lengths, **options)
     last = batch.pool.shape[0] - 2
     assert batch.window or last in batch.block_tables
     rows, heads, head_dim = batch.queries.shape
@@ -146,10 +147,10 @@ def test_paged_decode(
     window: int | None,
     num_splits: int | None,
 ) -> None:
-    lengths = [(1, length) for length in (*edges(block_size), 0)]
+    lengths = [(1, length) for length in (0, *edges(block_size))]
     batch = guarded_batch(
         memory, lengths, heads=(3, 1), head_dim=head_dim, block_size=block_size, dtype=dtype,
-        window=window,
+        window=window, padding=2 if window is None else 0,
     )  # fmt: skip
     out = memory.run(
         paged_decode,
@@ -185,11 +186,11 @@ def test_paged_prefill(
     window: int | None,
     num_splits: int | None,
 ) -> None:
-    lengths = [(length, length) for length in edges(block_size)[:-1]]
-    lengths += [(3, edges(block_size)[-1]), (0, 0)]
+    lengths = [(length, length) for length in (0, *edges(block_size)[:-1])]
+    lengths.append((3, edges(block_size)[-1]))
     batch = guarded_batch(
         memory, lengths, heads=(3, 1), head_dim=head_dim, block_size=block_size, dtype=dtype,
-        window=window, padded_rows=3,
+        window=window, padding=2 if window is None else 0, padded_rows=3,
     )  # fmt: skip
     out = memory.fresh(*batch.queries.shape, dtype=dtype)
     logs = memory.written(torch.zeros(out.shape[:2]), shift=1)
