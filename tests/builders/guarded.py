@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -61,6 +62,7 @@ class Guarded(TorchFunctionMode):
         super().__init__()
         self._device = torch.device(device)
         self._extents: list[_Extent] = []
+        self._addresses = np.empty((0, 2), np.uint64)
 
     def given(self, tensor: Tensor, *, shift: int = 0) -> Tensor:
         """A copy that may only be read; ``shift`` elements behind an aligned address."""
@@ -86,7 +88,7 @@ class Guarded(TorchFunctionMode):
 
     def run(self, launch: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call a launch, whose own memory has guards too; look at every address, then check."""
-        with self, watched_addresses(self._addresses):
+        with self, watched_addresses(lambda: self._addresses):
             result = launch(*args, **options)
         self.check()
         return result
@@ -108,14 +110,10 @@ class Guarded(TorchFunctionMode):
         content.copy_(tensor.detach().view(-1).view(torch.uint8))
         before = content.clone() if is_given else None
         self._extents.append(_Extent(words, start, end, tuple(tensor.shape), before))
+        own = np.array([[words.data_ptr() + start, words.data_ptr() + end]], np.uint64)
+        known = np.concatenate([self._addresses, own])
+        self._addresses = known[known[:, 0].argsort()]
         return content.view(tensor.dtype).view(tensor.shape)
-
-    def _addresses(self) -> list[tuple[int, int]]:
-        return [
-            (base + extent.start, base + extent.end)
-            for extent in self._extents
-            for base in (extent.words.data_ptr(),)
-        ]
 
 
 def _filled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -125,14 +123,14 @@ def _filled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def watched_addresses(extents: Callable[[], list[tuple[int, int]]]) -> Iterator[None]:
+def watched_addresses(extents: Callable[[], npt.NDArray[np.uint64]]) -> Iterator[None]:
     """Under the interpreter, raise IndexError before an address outside all extents is used.
 
     The interpreter wraps it in its own error. Natively this does nothing.
 
     Args:
-        extents: First address and the one after the last of each; asked at every access, as
-            memory is allocated between launches.
+        extents: First address and the one after the last of each, ascending, ``[n, 2]``; asked at
+            every access, as memory is allocated between launches.
     """
     from triton import knobs
     from triton.runtime.interpreter import InterpreterBuilder
@@ -143,7 +141,7 @@ def watched_addresses(extents: Callable[[], list[tuple[int, int]]]) -> Iterator[
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 
     def look(pointers: Any, mask: Any) -> None:
-        known = np.array(sorted(extents()), dtype=np.uint64)
+        known = extents()
         used = np.asarray(pointers.data)[np.asarray(mask.data)]
         size = pointers.get_element_ty().primitive_bitwidth // 8 or 1
         which = np.searchsorted(known[:, 0], used, side="right").astype(np.int64) - 1

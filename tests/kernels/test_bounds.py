@@ -56,8 +56,11 @@ def untouched(tensor: Tensor) -> bool:
     return bool((tensor.contiguous().view(torch.int16) == PATTERN).all())
 
 
-@pytest.mark.parametrize(("head_dim", "block_size", "dtype"), SHAPES, ids=str)
-@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "dtype", "norms"),
+    [(*shape, norms) for shape, norms in zip(SHAPES, itertools.cycle((True, False)), strict=False)],
+    ids=str,
+)
 def test_rotary_store(
     memory: Guarded, head_dim: int, block_size: int, dtype: torch.dtype, norms: bool
 ) -> None:
@@ -297,8 +300,9 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16])
-@pytest.mark.parametrize(("columns", "width"), [(37, 80), (32, 64), (3, 17)])
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "width", "has_bias"), [(37, 80, True), (32, 64, False), (3, 17, False)]
+)
 def test_skinny_products(
     memory: Guarded, rows: int, columns: int, width: int, has_bias: bool
 ) -> None:

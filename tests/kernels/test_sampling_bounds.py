@@ -64,9 +64,7 @@ def expected_token(logits: Tensor, row: int) -> int:
     [
         (1, torch.float32, 1024),
         (256, torch.bfloat16, 1024),
-        (257, torch.float32, 16),
-        (700, torch.float32, 1024),
-        (700, torch.float32, 2),
+        (257, torch.float32, 2),
         pytest.param(151_937, torch.bfloat16, 1024, marks=pytest.mark.gpu),
     ],
 )
