@@ -182,8 +182,8 @@ def run_attention(
         out: The result, contiguous. Parts are allocated beside it.
         log_sums: ``[num_tokens, num_heads]`` fp32, contiguous, or None.
     """
-    _, num_heads, head_dim = queries.shape
-    _, num_layers, _, kv_heads, block_size, _ = pool.shape
+    num_tokens, num_heads, head_dim = queries.shape
+    num_blocks, num_layers, _, kv_heads, block_size, _ = pool.shape
     tile, group, num_items = work.tile, num_heads // kv_heads, work.items.shape[0]
     tile_rows = group if batch.query_starts is None else tile.rows // group * group
     dims = power_of_2(head_dim)
@@ -195,7 +195,7 @@ def run_attention(
     attend[(kv_heads, num_items)](
         queries, pool, batch.block_tables, batch.query_starts, batch.seq_lens, work.items, out,
         log_sums, parts, part_log_sums, layer, batch.block_tables.shape[1], queries.stride(0),
-        head_dim**-0.5 * _LOG2_E,
+        head_dim**-0.5 * _LOG2_E, num_blocks, num_tokens,
         KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_STRIDE=num_layers * 2 * kv_heads * block_size * head_dim, WINDOW=batch.window,
         TILE_ROWS=tile_rows, ROWS=tile.rows, POSITIONS=tile.positions, DIMS=dims,

@@ -36,6 +36,7 @@ def _tiles_and_seen(
     else:
         starts = tl.load(query_starts + seqs, mask=inside, other=0)
         ends = tl.load(query_starts + seqs + 1, mask=inside, other=0)
+        tl.device_assert(ends >= starts, "a sequence ends before it starts")
         tiles = (ends - starts + TOKENS - 1) // TOKENS
     seen = tl.load(seq_lens + seqs, mask=inside, other=0)
     if WINDOW is not None:
@@ -103,6 +104,7 @@ def list_work(
         within += tl.sum(tl.where(mine, item[:, None] - begins[None, :], 0), 1)
         divided += tl.sum(tl.where(mine, parts[None, :], 0), 1)
         end += tl.sum(counts)
+    tl.device_assert(end <= num_items, "the list has no room for the work")
     parts_of_item = tl.maximum(divided, 1)
     at = items + item * ITEM
     inside = item < num_items

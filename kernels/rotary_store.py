@@ -22,7 +22,7 @@ _HEADS = 8
 _PER_WARP = 256  # elements of each half: one load of 16 bytes a thread in 16 bits
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "num_positions", "num_slots"])
 def _rotate_and_store(
     qkv: tl.tensor,
     positions: tl.tensor,
@@ -34,6 +34,8 @@ def _rotate_and_store(
     pool: tl.tensor,
     layer: tl.tensor,
     block_stride: tl.tensor,
+    num_positions: tl.tensor,
+    num_slots: tl.tensor,
     eps: tl.tensor,
     NUM_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -67,7 +69,10 @@ def _rotate_and_store(
         first = tl.where(is_value, first, first * scale * tl.where(is_query, q_first, k_first))
         second = tl.where(is_value, second, second * scale * tl.where(is_query, q_second, k_second))
 
-    angle = cos_sin + tl.load(positions + token) * HEAD_DIM + dim
+    position = tl.load(positions + token)
+    is_known = (position >= 0) & (position < num_positions)
+    tl.device_assert(is_known, "a position is not one of the table of angles")
+    angle = cos_sin + position * HEAD_DIM + dim
     cos = tl.load(angle, mask=in_half, other=0.0)[None, :]
     sin = tl.load(angle + half_dim, mask=in_half, other=0.0)[None, :]
     turned_first = tl.where(is_value, first, first * cos - second * sin)
@@ -81,6 +86,7 @@ def _rotate_and_store(
 
     # Keys, then values, of all key heads adjoin in a layer, in the order of `qkv`.
     slot = tl.load(slots + token)
+    tl.device_assert((slot >= -1) & (slot < num_slots), "a slot is not in the pool")
     first_stored = tl.where(slot >= 0, NUM_HEADS, all_heads)
     stored = inside & (head >= first_stored)[:, None]
     group = layer * (2 * KV_HEADS) + head - NUM_HEADS
@@ -122,7 +128,7 @@ def rotate_and_store(
         The queries, ``[tokens, num_heads, head_dim]``, new and contiguous.
     """
     check_tensor("pool", pool, (None, None, 2, None, None, None), dtypes=FLOATS, like=qkv)
-    _, num_layers, _, kv_heads, block_size, head_dim = pool.shape
+    num_blocks, num_layers, _, kv_heads, block_size, head_dim = pool.shape
     check_tensor("qkv", qkv, (None, None, head_dim), dtypes=(pool.dtype,), like=pool)
     tokens, all_heads, _ = qkv.shape
     num_heads = all_heads - 2 * kv_heads
@@ -154,6 +160,8 @@ def rotate_and_store(
             pool,
             layer,
             pool.stride(0),
+            cos_sin.shape[0],
+            num_blocks * block_size,
             eps,
             NUM_HEADS=num_heads,
             KV_HEADS=kv_heads,

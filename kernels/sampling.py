@@ -67,6 +67,8 @@ def _segment_logits(
     logits: tl.tensor, segment: tl.tensor, vocab_size: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
     """Logits of one segment and their ids."""
+    is_known = (segment >= 0) & (segment < tl.cdiv(vocab_size, SEGMENT))
+    tl.device_assert(is_known, "a segment is not in the vocabulary")
     token_id = segment * SEGMENT + tl.arange(0, SEGMENT)
     values = tl.load(logits + token_id, mask=token_id < vocab_size, other=-INFINITE)
     return values.to(tl.float32), token_id
@@ -185,6 +187,7 @@ def _choose_tokens(
             )
     else:
         token = _greedy(logits, segment, segment_largest, largest, vocab_size)
+    tl.device_assert((token >= 0) & (token < vocab_size), "a token is not in the vocabulary")
     tl.store(token_ids + row, token.to(tl.int64))
 
 
