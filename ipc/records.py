@@ -1,4 +1,4 @@
-"""Frozen dataclasses to msgpack and back, for two processes of one engine.
+"""Frozen dataclasses and named tuples to msgpack and back, for two processes of one engine.
 
 A record is an array of its fields, led by its number in the codec's table where it stands alone.
 How to read one back follows from the types of its fields, worked out once. Arrays come back as
@@ -28,9 +28,9 @@ _PLAIN = (int, float, str, bytes, bool, type(None), object)
 class RecordCodec:
     """Encodes and decodes batches of records; one thread may encode while another decodes.
 
-    A field may be of a plain type, a dataclass, an enumeration, an error, a path, any of the wire's
-    requests, or a sequence or optional of these, or a set of plain ones. Mappings and ``Any`` hold
-    plain values.
+    A field may be of a plain type, a dataclass, a named tuple (which msgpack writes by itself), an
+    enumeration, an error, a path, any of the wire's requests, or a sequence or optional of these,
+    or a set of plain ones. Mappings and ``Any`` hold plain values.
     """
 
     def __init__(self, kinds: Sequence[type]) -> None:
@@ -116,9 +116,9 @@ class RecordCodec:
         if kind is Request:
             by_name = {name: self._reader(cls) for name, cls in REQUESTS.items()}
             return lambda values: _request(by_name, *values)
-        if is_dataclass(kind):
+        if is_dataclass(kind) or _is_named_tuple(kind):
             hints = get_type_hints(kind)
-            return _record(kind, [self._reader(hints[item.name]) for item in fields(kind)])
+            return _record(kind, [self._reader(hints[name]) for name in _field_names(kind)])
         raise TypeError(f"{kind} cannot be read back")
 
 
@@ -142,8 +142,16 @@ def _getter(kind: type) -> Callable[[Any], Any]:
     raise TypeError(f"{kind.__name__} cannot be sent")
 
 
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _field_names(kind: Any) -> Sequence[str]:
+    return kind._fields if _is_named_tuple(kind) else [item.name for item in fields(kind)]
+
+
 def _field_getter(kind: Any) -> Callable[[Any], Any]:
-    names = [item.name for item in fields(kind)]
+    names = _field_names(kind)
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)

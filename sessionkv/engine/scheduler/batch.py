@@ -50,18 +50,28 @@ class Batch:
         self.copies: list[BlockCopy] = []
         self.sequences: list[Sequence] = []
 
-    def add_decode(self, sequence: Sequence) -> None:
-        """Compute the one token that was sampled last."""
-        token_ids = sequence.token_ids
-        end = len(token_ids)
-        new_block_ids = sequence.new_block_ids
-        self.steps.append(
-            SequenceStep(sequence.seq_id, end - 1, token_ids[-1:], new_block_ids, True)
-        )
-        if new_block_ids:
+    def add_decodes(self, sequences: list[Sequence]) -> None:
+        """Compute the one token that each of them sampled last."""
+        if not sequences:
+            return
+        steps, block_size = self.steps, self._kv.block_size
+        for sequence in sequences:
+            token_ids = sequence.token_ids
+            end = len(token_ids)
+            steps.append(
+                SequenceStep(
+                    sequence.seq_id, end - 1, token_ids[-1:], sequence.new_block_ids, True
+                )
+            )
             sequence.new_block_ids = ()
-        self._stage(sequence, end)
-        self.budget = min(self.budget, self._shared_budget) - 1
+            sequence.planned = True
+            sequence.num_in_flight += 1
+            sequence.num_staged = end
+            # Inside a block there is nothing that others could match.
+            if end % block_size == 0 and sequence.use_cache:
+                self._kv.stage(sequence.seq_id, end)
+        self.sequences += sequences
+        self.budget = min(self.budget, self._shared_budget) - len(sequences)
 
     def add_ahead(self, sequence: Sequence) -> None:
         """Compute the token that the step in flight samples.
@@ -104,7 +114,12 @@ class Batch:
             )
         )
         sequence.new_block_ids = ()
-        self._stage(sequence, end)
+        self.sequences.append(sequence)
+        sequence.planned = True
+        sequence.num_in_flight += 1
+        sequence.num_staged = end
+        if sequence.use_cache:
+            self._kv.stage(sequence.seq_id, end)
         self.budget -= end - start
         return end - start
 
@@ -137,11 +152,3 @@ class Batch:
         sequence.copies = ()
         sequence.new_block_ids = ()
         sequence.started = True
-
-    def _stage(self, sequence: Sequence, end: int) -> None:
-        self.sequences.append(sequence)
-        sequence.planned = True
-        sequence.num_in_flight += 1
-        sequence.num_staged = end
-        if sequence.use_cache:
-            self._kv.stage(sequence.seq_id, end)

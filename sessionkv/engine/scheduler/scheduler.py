@@ -342,19 +342,20 @@ class Scheduler:
         Blocks are seen to before anything of lower rank is planned, and only lower ranks give way,
         so that nobody planned already loses its blocks.
         """
-        running, prefills, had_room, i = self._life.running, [], True, 0
-        while i < len(running):
-            sequence = running[i]
-            i += 1
-            if sequence.state is not SequenceState.RUNNING and not self._meet(sequence, now):
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        had_room, is_running = True, SequenceState.RUNNING
+        for sequence in self._life.running:  # which may lose some of its end meanwhile
+            if sequence.state is not is_running and not self._meet(sequence, now):
                 continue
             known = len(sequence.token_ids)
             if known > sequence.capacity_tokens and not self._grow(sequence, known):
                 had_room = False
             elif sequence.decodes:
-                batch.add_decode(sequence)
+                decodes.append(sequence)
             else:
                 prefills.append(sequence)
+        batch.add_decodes(decodes)
         for sequence in prefills:
             if batch.budget <= 0:
                 break
@@ -472,7 +473,8 @@ class Scheduler:
         spoiled = self._roll_back(plan, sequences, output, events) if output.failed else ()
         sampled, is_ahead = output.sampled, plan.is_ahead
         for sequence, step in zip(sequences, plan.steps, strict=True):
-            if sequence.seq_id in spoiled:
+            seq_id, start, token_ids, _, samples = step
+            if seq_id in spoiled:
                 continue
             sequence.num_in_flight -= 1
             if not is_ahead:
@@ -480,19 +482,19 @@ class Scheduler:
             elif not sequence.goes_on:
                 self._life.landed(sequence)
                 continue
-            end = step.start + len(step.token_ids)
+            end = start + len(token_ids)
             sequence.num_computed = end
-            if step.start < sequence.num_prompt_tokens:
-                self._count_prefill(sequence, step.start, end)
-            if step.start < sequence.computed_before:
-                again = min(end, sequence.computed_before) - step.start
+            if start < sequence.num_prompt_tokens:
+                self._count_prefill(sequence, start, end)
+            if start < sequence.computed_before:
+                again = min(end, sequence.computed_before) - start
                 sequence.accounting.recomputed_tokens += again
             if sequence.use_cache:
-                self._kv.commit(sequence.seq_id, end)
+                self._kv.commit(seq_id, end)
             if not sequence.goes_on:
                 self._life.landed(sequence)
-            elif step.sample:
-                events.append(self._sampled(sequence, sampled[sequence.seq_id], now))
+            elif samples:
+                events.append(self._sampled(sequence, sampled[seq_id], now))
             elif sequence.num_output_tokens >= sequence.max_output_tokens:
                 events.append(self._life.finish(sequence, None))
         self._kv.unstage()

@@ -39,6 +39,9 @@ class SequenceState(enum.Enum):
     FINISHED = "finished"
 
 
+_GOING_ON = (SequenceState.RUNNING, SequenceState.FETCHING)
+
+
 class SequenceEvent(NamedTuple):
     """What a step did to one sequence: a token, an end, or both; or a failure.
 
@@ -258,7 +261,7 @@ class Sequence:
     @property
     def goes_on(self) -> bool:
         """Whether what a step computes for it is wanted: it holds blocks and has not ended."""
-        return self.state in (SequenceState.RUNNING, SequenceState.FETCHING)
+        return self.state in _GOING_ON
 
     @property
     def fills_blocks(self) -> bool:
