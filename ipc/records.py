@@ -1,8 +1,8 @@
-"""Frozen dataclasses and named tuples to msgpack and back, for two processes of one engine.
+"""Frozen dataclasses to msgpack and back, for two processes of one engine.
 
 A record is an array of its fields, led by its number in the codec's table where it stands alone.
 How to read one back follows from the types of its fields, worked out once. Arrays come back as
-tuples. For values of this program alone: what comes from clients goes through ``codec``.
+tuples. Named tuples, which msgpack writes by itself, may stand inside a record. For values of this program alone: what comes from clients goes through ``codec``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PLAIN = (int, float, str, bytes, bool, type(None), object)
 class RecordCodec:
     """Encodes and decodes batches of records; one thread may encode while another decodes.
 
-    A field may be of a plain type, a dataclass, a named tuple (which msgpack writes by itself), an
-    enumeration, an error, a path, any of the wire's requests, or a sequence or optional of these,
-    or a set of plain ones. Mappings and ``Any`` hold plain values.
+    A field may be of a plain type, a dataclass, an enumeration, an error, a path, any of the wire's
+    requests, or a sequence or optional of these, or a set of plain ones. Mappings and ``Any`` hold
+    plain values.
     """
 
     def __init__(self, kinds: Sequence[type]) -> None:

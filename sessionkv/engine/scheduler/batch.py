@@ -50,8 +50,13 @@ class Batch:
         self.copies: list[BlockCopy] = []
         self.sequences: list[Sequence] = []
 
-    def add_decodes(self, sequences: list[Sequence]) -> None:
-        """Compute the one token that each of them sampled last."""
+    def add_decodes(self, sequences: list[Sequence], *, may_be_read: bool) -> None:
+        """Compute the one token that each of them sampled last.
+
+        Args:
+            sequences: In their order.
+            may_be_read: Somebody may be admitted into this plan, and read what it fills.
+        """
         if not sequences:
             return
         steps, block_size = self.steps, self._kv.block_size
@@ -68,7 +73,7 @@ class Batch:
             sequence.num_in_flight += 1
             sequence.num_staged = end
             # Inside a block there is nothing that others could match.
-            if end % block_size == 0 and sequence.use_cache:
+            if may_be_read and end % block_size == 0 and sequence.use_cache:
                 self._kv.stage(sequence.seq_id, end)
         self.sequences += sequences
         self.budget = min(self.budget, self._shared_budget) - len(sequences)

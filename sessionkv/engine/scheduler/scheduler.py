@@ -355,7 +355,7 @@ class Scheduler:
                 decodes.append(sequence)
             else:
                 prefills.append(sequence)
-        batch.add_decodes(decodes)
+        batch.add_decodes(decodes, may_be_read=self.num_waiting > 0)
         for sequence in prefills:
             if batch.budget <= 0:
                 break
