@@ -139,14 +139,14 @@ class Metrics:
         prompt_tokens = 0
         sampled = decoded = -num_dropped
         started = {start.seq_id for start in plan.starts}
-        for step in plan.steps:
-            num_tokens = len(step.token_ids)
-            if not step.sample:
+        for seq_id, _, token_ids, _, samples in plan.steps:
+            num_tokens = len(token_ids)
+            if not samples:
                 prompt_tokens += num_tokens
                 continue
             sampled += 1
             # A single token that samples is the last output, or the end of a prompt found cached.
-            if num_tokens == 1 and step.seq_id not in started:
+            if num_tokens == 1 and seq_id not in started:
                 decoded += 1
             else:
                 prompt_tokens += num_tokens

@@ -114,7 +114,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens computed by the step."""
-        return sum(len(step.token_ids) for step in self.steps)
+        return sum([len(step.token_ids) for step in self.steps])
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,21 +78,23 @@ class Batch:
         self.sequences += sequences
         self.budget = min(self.budget, self._shared_budget) - len(sequences)
 
-    def add_ahead(self, sequence: Sequence) -> None:
-        """Compute the token that the step in flight samples.
+    def add_ahead(self, sequences: list[Sequence]) -> None:
+        """Compute the tokens that the step in flight samples for them.
 
         Nothing is staged: nobody is admitted into a plan made ahead.
         """
-        position = len(sequence.token_ids)
-        self.steps.append(
-            SequenceStep(
-                sequence.seq_id, position, _PENDING_IDS, sequence.new_block_ids, sample=True
+        steps = self.steps
+        for sequence in sequences:
+            position = len(sequence.token_ids)
+            steps.append(
+                SequenceStep(
+                    sequence.seq_id, position, _PENDING_IDS, sequence.new_block_ids, True
+                )
             )
-        )
-        sequence.new_block_ids = ()
-        sequence.num_staged = position + 1
-        sequence.num_in_flight += 1
-        self.sequences.append(sequence)
+            sequence.new_block_ids = ()
+            sequence.num_staged = position + 1
+            sequence.num_in_flight += 1
+        self.sequences += sequences
 
     def add_prefill(self, sequence: Sequence) -> int:
         """Compute as much of the rest as the budget allows; how many tokens that is.

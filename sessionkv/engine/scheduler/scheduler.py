@@ -311,8 +311,7 @@ class Scheduler:
         if self.num_waiting and len(going_on) + num_awaiting < self.num_running:
             return None
         batch = Batch(self._kv, self._budget)
-        for sequence in going_on:
-            batch.add_ahead(sequence)
+        batch.add_ahead(going_on)
         return self._plan(batch)
 
     def _might_admit(self) -> bool:
@@ -477,9 +476,10 @@ class Scheduler:
             if seq_id in spoiled:
                 continue
             sequence.num_in_flight -= 1
+            goes_on = sequence.goes_on
             if not is_ahead:
                 sequence.planned = False
-            elif not sequence.goes_on:
+            elif not goes_on:
                 self._life.landed(sequence)
                 continue
             end = start + len(token_ids)
@@ -491,7 +491,7 @@ class Scheduler:
                 sequence.accounting.recomputed_tokens += again
             if sequence.use_cache:
                 self._kv.commit(seq_id, end)
-            if not sequence.goes_on:
+            if not goes_on:
                 self._life.landed(sequence)
             elif samples:
                 events.append(self._sampled(sequence, sampled[seq_id], now))
