@@ -2,7 +2,8 @@
 
 A record is an array of its fields, led by its number in the codec's table where it stands alone.
 How to read one back follows from the types of its fields, worked out once. Arrays come back as
-tuples. Named tuples, which msgpack writes by itself, may stand inside a record. For values of this program alone: what comes from clients goes through ``codec``.
+tuples. Named tuples, which msgpack writes by itself, may stand inside a record. For values of this
+program alone: what comes from clients goes through ``codec``.
 """
 
 from __future__ import annotations

@@ -64,9 +64,7 @@ class Batch:
             token_ids = sequence.token_ids
             end = len(token_ids)
             steps.append(
-                SequenceStep(
-                    sequence.seq_id, end - 1, token_ids[-1:], sequence.new_block_ids, True
-                )
+                SequenceStep(sequence.seq_id, end - 1, token_ids[-1:], sequence.new_block_ids, True)
             )
             sequence.new_block_ids = ()
             sequence.planned = True
@@ -87,9 +85,7 @@ class Batch:
         for sequence in sequences:
             position = len(sequence.token_ids)
             steps.append(
-                SequenceStep(
-                    sequence.seq_id, position, _PENDING_IDS, sequence.new_block_ids, True
-                )
+                SequenceStep(sequence.seq_id, position, _PENDING_IDS, sequence.new_block_ids, True)
             )
             sequence.new_block_ids = ()
             sequence.num_staged = position + 1
