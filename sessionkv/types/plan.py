@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from sessionkv.types.sampling import SamplingParams
@@ -82,6 +83,9 @@ class SequenceStep(NamedTuple):
     sample: bool
 
 
+_TOKEN_IDS, _SAMPLE = attrgetter("token_ids"), attrgetter("sample")
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one step does, in this order: ends, freed, copies, starts, steps.
@@ -114,7 +118,12 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens computed by the step."""
-        return sum([len(step.token_ids) for step in self.steps])
+        return sum(map(len, map(_TOKEN_IDS, self.steps)))
+
+    @property
+    def num_samples(self) -> int:
+        """Tokens sampled by the step."""
+        return sum(map(_SAMPLE, self.steps))
 
 
 @dataclass(frozen=True, slots=True)

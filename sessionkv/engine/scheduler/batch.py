@@ -67,7 +67,6 @@ class Batch:
                 SequenceStep(sequence.seq_id, end - 1, token_ids[-1:], sequence.new_block_ids, True)
             )
             sequence.new_block_ids = ()
-            sequence.planned = True
             sequence.num_in_flight += 1
             sequence.num_staged = end
             # Inside a block there is nothing that others could match.
@@ -118,7 +117,6 @@ class Batch:
         )
         sequence.new_block_ids = ()
         self.sequences.append(sequence)
-        sequence.planned = True
         sequence.num_in_flight += 1
         sequence.num_staged = end
         if sequence.use_cache:

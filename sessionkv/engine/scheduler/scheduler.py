@@ -188,9 +188,16 @@ class Scheduler:
         if num_output_tokens <= sequence.max_output_tokens:
             sequence.max_output_tokens = num_output_tokens
             sequence.end_reason = reason
-        if sequence.planned or sequence.num_output_tokens < num_output_tokens:
+        if self._is_awaited(sequence) or sequence.num_output_tokens < num_output_tokens:
             return None
         return self._life.finish(sequence, None)
+
+    def _is_awaited(self, sequence: Sequence) -> bool:
+        """Whether a step in flight computes it that was not made ahead.
+
+        Only the oldest can be one, and whoever is in a later one is in that too.
+        """
+        return sequence.num_in_flight > 0 and not self._in_flight[0][0].is_ahead
 
     def release(self, seq_id: int, keep_tokens: int | None = None) -> None:
         """End the leases of a finished sequence and forget it; at once, but for steps in flight.
@@ -350,7 +357,11 @@ class Scheduler:
             known = len(sequence.token_ids)
             if known > sequence.capacity_tokens and not self._grow(sequence, known):
                 had_room = False
-            elif sequence.decodes:
+            elif (  # Sequence.decodes, without asking again for what is at hand
+                known - sequence.num_computed == 1
+                and sequence.started
+                and sequence.state is is_running
+            ):
                 decodes.append(sequence)
             else:
                 prefills.append(sequence)
@@ -469,7 +480,7 @@ class Scheduler:
         """
         sequences = self._take_in_flight(plan)
         events: list[SequenceEvent] = []
-        spoiled = self._roll_back(plan, sequences, output, events) if output.failed else ()
+        spoiled = self._roll_back(sequences, output, events) if output.failed else ()
         sampled, is_ahead = output.sampled, plan.is_ahead
         for sequence, step in zip(sequences, plan.steps, strict=True):
             seq_id, start, token_ids, _, samples = step
@@ -477,9 +488,7 @@ class Scheduler:
                 continue
             sequence.num_in_flight -= 1
             goes_on = sequence.goes_on
-            if not is_ahead:
-                sequence.planned = False
-            elif not goes_on:
+            if is_ahead and not goes_on:
                 self._life.landed(sequence)
                 continue
             end = start + len(token_ids)
@@ -522,17 +531,17 @@ class Scheduler:
 
     def _sampled(self, sequence: Sequence, token: SampledToken, now: float) -> SequenceEvent:
         """Add a token to its sequence, which may end with it."""
-        sequence.chain.append(token.token_id)
-        num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
+        token_id = token.token_id
+        sequence.chain.append(token_id)
         accounting = sequence.accounting
         accounting.last_token_at = now
         if accounting.first_token_at is None:
             accounting.first_token_at = now
         sequence.share.charge(OUTPUT_WEIGHT)
+        num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
         limit = sequence.max_output_tokens
         if num_output > limit:
             return self._life.finish(sequence, None)
-        token_id = token.token_id
         if token_id in sequence.stop_token_ids and num_output >= sequence.sampling.min_tokens:
             sequence.end_reason = FinishReason.STOP
             return self._life.finish(sequence, token, token_id)
@@ -544,9 +553,9 @@ class Scheduler:
         """The runner raised: every sequence of the plan fails, and nothing it wrote counts."""
         events = []
         sequences = self._take_in_flight(plan)
-        self._roll_back_fetching({sequence.seq_id for sequence in sequences})
+        self._roll_back_fetching({sequence.seq_id for sequence in sequences}, sequences)
         for sequence in reversed(sequences):
-            if self._landed(sequence, plan):
+            if self._landed(sequence):
                 reason = f"its step raised {type(error).__name__}"
                 events.append(self._life.fail(sequence, reason))
         self._kv.unstage()
@@ -557,25 +566,20 @@ class Scheduler:
             raise RuntimeError(f"plan {plan.step_id} is not in flight, or not the oldest")
         return self._in_flight.popleft()[1]
 
-    def _landed(self, sequence: Sequence, plan: StepPlan) -> bool:
+    def _landed(self, sequence: Sequence) -> bool:
         """A step came to nothing for a sequence; whether anybody wants to know."""
         sequence.num_in_flight -= 1
-        sequence.planned = sequence.planned and plan.is_ahead
         self._life.landed(sequence)
         return sequence.goes_on
 
     def _roll_back(
-        self,
-        plan: StepPlan,
-        sequences: list[Sequence],
-        output: StepOutput,
-        events: list[SequenceEvent],
+        self, sequences: list[Sequence], output: StepOutput, events: list[SequenceEvent]
     ) -> set[int]:
         """End failed sequences and requeue those that read what they wrote; all their ids."""
-        spoiled = self._roll_back_fetching(output.failed.keys())
+        spoiled = self._roll_back_fetching(output.failed.keys(), sequences)
         # Readers first, so that nobody reads a block when its filler gives it up.
         for sequence in reversed(sequences):
-            if sequence.seq_id not in spoiled or not self._landed(sequence, plan):
+            if sequence.seq_id not in spoiled or not self._landed(sequence):
                 continue
             if sequence.seq_id in output.failed:
                 events.append(self._life.fail(sequence, output.failed[sequence.seq_id]))
@@ -583,8 +587,10 @@ class Scheduler:
                 self._life.roll_back(sequence)
         return spoiled
 
-    def _roll_back_fetching(self, failed: Collection[int]) -> set[int]:
-        """Requeue readers of ``failed`` that are not in the plan themselves, as they still fetch.
+    def _roll_back_fetching(
+        self, failed: Collection[int], planned: Collection[Sequence]
+    ) -> set[int]:
+        """Requeue readers of ``failed`` that are not ``planned`` themselves, as they still fetch.
 
         Returns:
             ``failed`` and all its readers.
@@ -597,7 +603,7 @@ class Scheduler:
             if (
                 sequence is not None
                 and sequence.state is SequenceState.FETCHING
-                and not sequence.planned
+                and sequence not in planned
             ):
                 self._life.roll_back(sequence)
         return spoiled

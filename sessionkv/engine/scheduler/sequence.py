@@ -183,7 +183,6 @@ class Sequence:
         num_known_blocks: Blocks of the table that the runner has been told.
         num_staged: Positions below it are computed, or a step in flight computes them.
         num_in_flight: Steps in flight that compute it; its leases outlive them.
-        planned: One of them was not made ahead.
         leaves: Its leases end with the last of them, and ``keep_tokens`` of its log are kept.
     """
 
@@ -232,7 +231,6 @@ class Sequence:
     holds_blocks: bool = False
     started: bool = False
     num_in_flight: int = 0
-    planned: bool = False
     leaves: bool = False
     keep_tokens: int | None = None
     awaited_spills: set[int] | None = None
