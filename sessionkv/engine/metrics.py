@@ -136,14 +136,14 @@ class Metrics:
                 was launched later: what each token it sampled waited.
             num_dropped: Sequences that it decoded for nothing, as they had ended before.
         """
-        num_steps, sampled = len(plan.steps), plan.num_samples
+        num_steps, num_tokens, sampled = len(plan.steps), plan.num_tokens, plan.num_samples
         decoded = num_steps
-        if plan.starts or not plan.num_tokens == sampled == num_steps:
+        if plan.starts or not num_tokens == sampled == num_steps:
             decoded = _num_decoded(plan)
         totals = self._totals
         totals.steps += 1
         self._batch = num_steps
-        totals.computed_prompt_tokens += plan.num_tokens - decoded
+        totals.computed_prompt_tokens += num_tokens - decoded
         totals.generation_tokens += sampled - num_dropped
         decoded -= num_dropped
         self._durations["step"].observe(elapsed_s)

@@ -39,16 +39,24 @@ class Batch:
         sequences: Those planned, in the order of ``steps``.
     """
 
-    __slots__ = ("_kv", "_shared_budget", "budget", "copies", "sequences", "starts", "steps")
+    __slots__ = (
+        "_kv", "_num_decodes", "_shared_budget", "budget", "copies", "sequences", "starts", "steps"
+    )  # fmt: skip
 
     def __init__(self, kv: KVCache, budget: StepBudget) -> None:
         self._kv = kv
+        self._num_decodes = 0
         self._shared_budget = budget.shared
         self.budget = budget.alone
         self.starts: list[SequenceStart] = []
         self.steps: list[SequenceStep] = []
         self.copies: list[BlockCopy] = []
         self.sequences: list[Sequence] = []
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether nothing of a prompt is computed."""
+        return self._num_decodes == len(self.sequences)
 
     def add_decodes(self, sequences: list[Sequence], *, may_be_read: bool) -> None:
         """Compute the one token that each of them sampled last.
@@ -73,6 +81,7 @@ class Batch:
             if may_be_read and end % block_size == 0 and sequence.use_cache:
                 self._kv.stage(sequence.seq_id, end)
         self.sequences += sequences
+        self._num_decodes = len(sequences)
         self.budget = min(self.budget, self._shared_budget) - len(sequences)
 
     def add_ahead(self, sequences: list[Sequence]) -> None:
@@ -90,6 +99,7 @@ class Batch:
             sequence.num_staged = position + 1
             sequence.num_in_flight += 1
         self.sequences += sequences
+        self._num_decodes = len(sequences)
 
     def add_prefill(self, sequence: Sequence) -> int:
         """Compute as much of the rest as the budget allows; how many tokens that is.

@@ -98,7 +98,8 @@ class Scheduler:
         self._desk = TransferDesk(kv)
         self._life = Lifecycle(kv, desk=self._desk, ageing_s=config.ageing_s)
         self._admitter = self._life.admitter
-        self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
+        self._in_flight: deque[tuple[StepPlan, Batch]] = deque()
+        self._decoded: list[Sequence] = []  # by the last plan, if it did nothing else
         self._step_id = 0
         self.num_preemptions = 0
 
@@ -339,7 +340,7 @@ class Scheduler:
             self._life.take_ends(),
             self._kv.take_freed(),
         )
-        self._in_flight.append((plan, batch.sequences))
+        self._in_flight.append((plan, batch))
         return plan
 
     def _plan_running(self, batch: Batch, now: float) -> bool:
@@ -348,6 +349,9 @@ class Scheduler:
         Blocks are seen to before anything of lower rank is planned, and only lower ranks give way,
         so that nobody planned already loses its blocks.
         """
+        if self._goes_on_alike():
+            batch.add_decodes(self._decoded, may_be_read=self.num_waiting > 0)
+            return True
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         had_room, is_running = True, SequenceState.RUNNING
@@ -371,6 +375,18 @@ class Scheduler:
                 break
             sequence.share.charge(batch.add_prefill(sequence))
         return had_room
+
+    def _goes_on_alike(self) -> bool:
+        """Whether all that run decoded in the last step and have room, so that all decode again.
+
+        Whoever ended, failed or gave up its blocks since is not among them any more, and nobody is
+        admitted between two steps.
+        """
+        decoded = self._decoded
+        if not decoded or decoded != self._life.running:
+            return False
+        short = [s for s in decoded if len(s.token_ids) > s.capacity_tokens]
+        return all(self._reserve(sequence, len(sequence.token_ids)) for sequence in short)
 
     def _plan_admissions(self, batch: Batch, now: float) -> None:
         room = self._max_running - self.num_running
@@ -564,7 +580,9 @@ class Scheduler:
     def _take_in_flight(self, plan: StepPlan) -> list[Sequence]:
         if not self._in_flight or self._in_flight[0][0] is not plan:
             raise RuntimeError(f"plan {plan.step_id} is not in flight, or not the oldest")
-        return self._in_flight.popleft()[1]
+        batch = self._in_flight.popleft()[1]
+        self._decoded = batch.sequences if batch.only_decodes else []
+        return batch.sequences
 
     def _landed(self, sequence: Sequence) -> bool:
         """A step came to nothing for a sequence; whether anybody wants to know."""
