@@ -2,7 +2,8 @@
 
 A record is an array of its fields, led by its number in the codec's table where it stands alone.
 How to read one back follows from the types of its fields, worked out once. Arrays come back as
-tuples. For values of this program alone: what comes from clients goes through ``codec``.
+tuples. Named tuples, which msgpack writes by itself, may stand inside a record. For values of this
+program alone: what comes from clients goes through ``codec``.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ class RecordCodec:
         if kind is Request:
             by_name = {name: self._reader(cls) for name, cls in REQUESTS.items()}
             return lambda values: _request(by_name, *values)
-        if is_dataclass(kind):
+        if is_dataclass(kind) or _is_named_tuple(kind):
             hints = get_type_hints(kind)
-            return _record(kind, [self._reader(hints[item.name]) for item in fields(kind)])
+            return _record(kind, [self._reader(hints[name]) for name in _field_names(kind)])
         raise TypeError(f"{kind} cannot be read back")
 
 
@@ -142,8 +143,16 @@ def _getter(kind: type) -> Callable[[Any], Any]:
     raise TypeError(f"{kind.__name__} cannot be sent")
 
 
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _field_names(kind: Any) -> Sequence[str]:
+    return kind._fields if _is_named_tuple(kind) else [item.name for item in fields(kind)]
+
+
 def _field_getter(kind: Any) -> Callable[[Any], Any]:
-    names = [item.name for item in fields(kind)]
+    names = _field_names(kind)
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)

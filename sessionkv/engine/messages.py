@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sessionkv.errors import SessionKVError
 from sessionkv.ipc.messages import Request
@@ -266,9 +266,8 @@ FrontMessage = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TurnTokens:
-    """New tokens of one turn.
+class TurnTokens(NamedTuple):
+    """New tokens of one turn; a named tuple, as one is made for every token.
 
     Attributes:
         offset: Number of tokens sampled before them.

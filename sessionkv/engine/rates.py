@@ -75,11 +75,10 @@ class MeasuredRates:
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step was computed. One that mixes prefill and decode tells neither's cost."""
         self.last_step_s = seconds
-        num_single = sum(len(step.token_ids) == 1 for step in plan.steps)
-        if num_single == len(plan.steps):
+        tokens = plan.num_tokens
+        if tokens == len(plan.steps):
             self._observe_fixed(seconds)
-        elif num_single == 0:
-            tokens = plan.num_tokens
+        elif all(len(step.token_ids) > 1 for step in plan.steps):
             attended = sum(
                 len(step.token_ids) * (step.start + len(step.token_ids) / 2) for step in plan.steps
             )

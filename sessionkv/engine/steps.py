@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.runner import LaunchedStep
@@ -19,8 +19,7 @@ from sessionkv.types import StepPlan
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(NamedTuple):
     """``step`` is the exception where it could not be launched."""
 
     plan: StepPlan
@@ -61,13 +60,13 @@ class Steps:
 
     def collect(self) -> list[SequenceEvent]:
         """Wait for the oldest step and commit it; what it did to its sequences."""
-        oldest = self._in_flight.popleft()
-        plan, scheduler = oldest.plan, self._parts.scheduler
-        began = max(oldest.at_s, self._collected_at)
+        plan, step, launched_at = self._in_flight.popleft()
+        scheduler = self._parts.scheduler
+        began = max(launched_at, self._collected_at)
         try:
-            if isinstance(oldest.step, Exception):
-                raise oldest.step
-            output = oldest.step.result()
+            if isinstance(step, Exception):
+                raise step
+            output = step.result()
         except Exception as failure:  # noqa: BLE001 - the actor's one boundary
             _log.exception("step %d failed", plan.step_id)
             self._collected_at = self._clock()
