@@ -20,6 +20,7 @@ from typing import Protocol
 from sessionkv.cache.invariants import InvariantBroken
 from sessionkv.engine.calls import CallDesk, sessions_named
 from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.engine.copy_lanes import CopiesStarted
 from sessionkv.engine.draining import Drainer
 from sessionkv.engine.durability import DurabilityDesk
 from sessionkv.engine.housekeeping import Chore, Housekeeping
@@ -42,6 +43,7 @@ from sessionkv.engine.messages import (
     Verdict,
 )
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.promised_loads import PromisedLoads
 from sessionkv.engine.steps import Steps
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
@@ -109,6 +111,7 @@ class Core:
         self._steps = Steps(parts, clock)
         self._computing = False
         self._moves: dict[int, Transfer] = {}
+        self._promised = PromisedLoads(parts.scheduler)
         self._unchecked_since: float | None = None
 
     @property
@@ -161,7 +164,7 @@ class Core:
         if plan is not None:
             for start in plan.starts:
                 self._turns.started(start.seq_id)
-            steps.launch(plan)
+            steps.launch(plan, is_held=bool(self._promised))
         self._computing = bool(steps)
         if not steps:
             return
@@ -183,11 +186,10 @@ class Core:
 
     def _start_moves(self) -> None:
         parts = self._parts
+        self._submit(parts.scheduler.take_loads())  # the bus is not to wait for what follows
         for seq_id, query in parts.scheduler.take_lookups():
             parts.store.lookup(seq_id, query)
-        for transfer in parts.scheduler.take_transfers():
-            self._moves[transfer.transfer_id] = transfer
-            parts.mover.submit(transfer)
+        self._submit(parts.scheduler.take_transfers())
         for receipt_id in parts.scheduler.take_receipts():
             parts.store.release(receipt_id)
         stale = parts.kv.take_stale()
@@ -197,6 +199,11 @@ class Core:
         if fallen:
             parts.store.ranks_fell(fallen)
         self._calls.finish_flushes()
+
+    def _submit(self, transfers: list[Transfer]) -> None:
+        for transfer in transfers:
+            self._moves[transfer.transfer_id] = transfer
+            self._parts.mover.submit(transfer)
 
     # What comes in ---------------------------------------------------------------------------
 
@@ -261,6 +268,8 @@ class Core:
             self._loader.answered(message)
         elif isinstance(message, TransferResult):
             self._moved(message, now)
+        elif isinstance(message, CopiesStarted):
+            self._promised.started(message, now)
         elif isinstance(message, LookedUp):
             self._parts.scheduler.on_receipt(message.ticket, message.receipt)
         elif isinstance(message, StopAt):
@@ -341,7 +350,8 @@ class Core:
     def _moved(self, result: TransferResult, now: float) -> None:
         parts = self._parts
         transfer = self._moves.pop(result.transfer_id)
-        parts.scheduler.on_transfer(result, now)
+        if not self._promised.settle(result):
+            parts.scheduler.on_transfer(result, now)
         self._count_move(transfer, result)
         if self._writes and transfer.dst is Tier.DISK:
             self._writes.answer_written(now)

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sessionkv.engine.gpu.buffers import copy_small
 from sessionkv.types.sampling import MAX_LOGPROBS
 
 
@@ -56,7 +57,8 @@ class StepResults:
         """Allocate for steps of at most so many sequences and tokens."""
         self.logits = torch.zeros((max_running, vocab_size), dtype=dtype, device=device)
         ends = 8 * max_running, 9 * max_running, 9 * max_running + max_step_tokens
-        self._device = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
+        whole_words = -(-ends[-1] // 4) * 4
+        self._device = torch.zeros(whole_words, dtype=torch.uint8, device=device)
         self.token_ids, self._bad, self._unusable = _parts(self._device, ends)
         self._logprobs = [
             torch.zeros((max_running, 1 + MAX_LOGPROBS), dtype=dtype, device=device)
@@ -113,10 +115,10 @@ class _HostResults:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def copy(self, device: Tensor, logprobs: Sequence[Tensor], num_asked: int) -> None:
-        self._memory.copy_(device, non_blocking=True)
+        copy_small(self._memory, device)
         if num_asked:
             for host, kept in zip(self._logprobs, logprobs, strict=True):
-                host[:num_asked].copy_(kept[:num_asked], non_blocking=True)
+                copy_small(host[:num_asked], kept[:num_asked])
         if self._done is not None:
             self._done.record()
 
@@ -134,4 +136,4 @@ class _HostResults:
 
 def _parts(memory: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids, bad rows of logits and unusable rows of hidden states in one buffer of bytes."""
-    return memory[: ends[0]].view(torch.int64), memory[ends[0] : ends[1]], memory[ends[1] :]
+    return memory[: ends[0]].view(torch.int64), memory[ends[0] : ends[1]], memory[ends[1] : ends[2]]

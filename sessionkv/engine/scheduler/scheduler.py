@@ -229,6 +229,10 @@ class Scheduler:
         self._desk.collect_spills()
         return self._desk.take()
 
+    def take_loads(self) -> list[Transfer]:
+        """Of :meth:`take_transfers` what is known without looking for blocks to spill."""
+        return self._desk.take()
+
     def take_lookups(self) -> list[tuple[int, DiskQuery]]:
         """Questions to the store by seq_id, each once; :meth:`on_receipt` takes the answers."""
         return self._admitter.take_lookups()
@@ -263,6 +267,14 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences in the queue."""
         return len(self._life.queue)
+
+    @property
+    def num_awaited_alone(self) -> int:
+        """Blocks on their way to a sequence that only waits for them, as long as nobody else is."""
+        running = self._life.running
+        if len(running) != 1 or self.num_waiting or running[0].num_in_flight:
+            return 0
+        return running[0].num_awaited
 
     def idle_reason(self) -> str:
         """Why nothing is planned, in words, for logs and watchdogs."""
