@@ -153,7 +153,7 @@ def plan_work(
     else:
         check_range("num_splits", num_splits, 1, MAX_SPLITS)
         num_items = num_tiles * num_splits
-    early = starts_early(device)
+    early = batch.query_starts is None and starts_early(batch.seq_lens)
     items = torch.empty((num_items, ITEM.value), dtype=torch.int32, device=device)
     list_work[(triton.cdiv(num_items, LISTED),)](
         batch.query_starts, batch.seq_lens, items, num_seqs, num_items, extra, num_splits or 0,
@@ -188,7 +188,7 @@ def run_attention(
     _, num_layers, _, kv_heads, block_size, _ = pool.shape
     tile, group, num_items = work.tile, num_heads // kv_heads, work.items.shape[0]
     tile_rows = group if batch.query_starts is None else tile.rows // group * group
-    dims, early = power_of_2(head_dim), starts_early(queries.device)
+    dims, early = power_of_2(head_dim), starts_early(queries)
     parts, part_log_sums = None, None
     if work.is_split:
         shape = (num_items, kv_heads, tile_rows)

@@ -90,7 +90,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     if rows:
         padded = triton.next_power_of_2(width)
         warps = min(_MOST_WARPS, max(1, padded // _PER_WARP))
-        early = starts_early(x.device)
+        early = starts_early(x)
         _normalise_rows[(rows,)](
             x, residual, weight, out, width, eps, padded, early,
             num_warps=warps, launch_pdl=early,

@@ -148,7 +148,7 @@ def rotate_and_store(
     queries = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens:
         half = triton.next_power_of_2(head_dim // 2)
-        early = starts_early(qkv.device)
+        early = starts_early(qkv)
         _rotate_and_store[(tokens, triton.cdiv(all_heads, _HEADS))](
             qkv,
             positions,

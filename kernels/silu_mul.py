@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import FLOATS, check_tensor
-from sessionkv.kernels.early_launch import let_next_start, starts_early, wait_for_earlier
 
 # 8 elements a thread are one load of 16 bytes each from gate and up; small tiles, so that even one
 # row of a large model spreads over a dozen programs.
@@ -19,15 +18,7 @@ _WARPS = 4
 
 
 @triton.jit
-def _gate(
-    gate_up: tl.tensor,
-    out: tl.tensor,
-    width: tl.tensor,
-    TILE: tl.constexpr,
-    EARLY: tl.constexpr,
-) -> None:
-    let_next_start(EARLY)
-    wait_for_earlier(EARLY)
+def _gate(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, TILE: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < width
@@ -55,8 +46,5 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     width = both // 2
     out = gate_up.new_empty((rows, width))
     if out.numel():
-        early = starts_early(out.device)
-        _gate[(rows, triton.cdiv(width, _TILE))](
-            gate_up, out, width, _TILE, early, num_warps=_WARPS, launch_pdl=early
-        )
+        _gate[(rows, triton.cdiv(width, _TILE))](gate_up, out, width, _TILE, num_warps=_WARPS)
     return out

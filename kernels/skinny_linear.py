@@ -151,11 +151,8 @@ def _few_rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Some columns of up to ``ROWS`` rows."""
-    let_next_start(EARLY)
-    wait_for_earlier(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < num_columns
     lane = tl.arange(0, DEPTH)
@@ -260,8 +257,9 @@ def _launch(
         return out
     if tile is None:
         tile = choose_tile(rows, width, gated=gated)
-    grid, early = (triton.cdiv(columns, tile.columns),), starts_early(x.device)
+    grid = (triton.cdiv(columns, tile.columns),)
     if rows == 1:
+        early = starts_early(x)
         _one_row[grid](
             x, weight, bias, out, columns, WIDTH=width, GATED=gated,
             WHOLE=columns % tile.columns == 0 and width % tile.depth == 0,
@@ -271,7 +269,7 @@ def _launch(
     else:
         _few_rows[grid](
             x, weight, bias, out, rows, columns, WIDTH=width, GATED=gated, ROWS=MAX_ROWS,
-            COLUMNS=tile.columns, DEPTH=tile.depth, EARLY=early,
-            num_warps=tile.num_warps, num_stages=tile.num_stages, launch_pdl=early,
+            COLUMNS=tile.columns, DEPTH=tile.depth,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
     return out
