@@ -37,6 +37,15 @@ def test_the_fixed_cost_of_a_step_is_that_of_decoding() -> None:
     assert rates.last_step_s == 0.23
 
 
+def test_what_a_step_takes_at_least() -> None:
+    rates = MeasuredRates()
+    assert rates.step_s(100) == 0.0
+    rates.observe_step(step_plan((100, 1)), 0.03)
+    assert rates.step_s(1) == pytest.approx(0.03)
+    rates.observe_prefill(100, 0.23)
+    assert rates.step_s(50) == pytest.approx(0.13)
+
+
 def test_a_step_of_prefill_and_decode_together_tells_nothing() -> None:
     rates = MeasuredRates()
     rates.observe_step(step_plan((0, 100), (7, 1)), 5.0)
