@@ -174,7 +174,8 @@ class Core:
         self._unchecked_since = self._clock()
         if steps.may_go_on:
             if plan is not None:
-                self._take_turns(began + self._parts.planner.rates.step_s(plan.num_tokens) / 2)
+                # What one token takes is left for planning.
+                self._take_turns(began + self._parts.planner.rates.added_s(plan.num_tokens))
             ahead = scheduler.schedule_ahead(self._clock())
             if ahead is not None:
                 steps.launch(ahead)
@@ -219,7 +220,7 @@ class Core:
             self._serve_ready()
 
     def _take_turns(self, until_s: float) -> None:
-        """Take in turns while a step is new; the device has work for longer."""
+        """Take in turns while a step is new and the device has work for longer."""
         for turn in self._arrivals.turns_until(min(until_s, self._clock() + _COMPANY_S)):
             self._guarded(self._handle, turn, turn)
             self._serve_ready()
