@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.messages import SubmitTurn
 
 
 class Arrivals:
     """Reads the inbox. Core thread only."""
 
-    def __init__(self, inbox: Inbox[object], clock: Callable[[], float]) -> None:
-        """Over an inbox that nobody else reads."""
-        self._inbox = inbox
+    def __init__(self, drain: Callable[[float], list[object]], clock: Callable[[], float]) -> None:
+        """Over an inbox's ``drain``, which nobody else calls; ``clock`` gives seconds."""
+        self._drain = drain
         self._clock = clock
         self._kept: deque[object] = deque()
 
@@ -26,12 +25,12 @@ class Arrivals:
         """Everything that is here, waiting up to ``patience_s`` for the first."""
         kept = [*self._kept]
         self._kept.clear()
-        return kept + self._inbox.drain(0.0 if kept else patience_s)
+        return kept + self._drain(0.0 if kept else patience_s)
 
     def turns_until(self, until_s: float) -> Iterator[SubmitTurn]:
         """Turns as they come, up to a time of the clock or to the first that is something else."""
         while not self._kept and (left_s := until_s - self._clock()) > 0:
-            self._kept += self._inbox.drain(left_s)
+            self._kept += self._drain(left_s)
             while self._kept and isinstance(turn := self._kept[0], SubmitTurn):
                 self._kept.popleft()
                 yield turn

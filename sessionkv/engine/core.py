@@ -101,7 +101,7 @@ class Core:
         self._front = front
         self._clock = clock
         self._wall = wall
-        self._arrivals = Arrivals(inbox, clock)
+        self._arrivals = Arrivals(inbox.drain, clock)
         self._commits = Commits(parts.tree, parts.store)
         self._turns = TurnDesk(parts, self._commits)
         self._calls = CallDesk(parts, self._commits, self._turns)
