@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from sessionkv.kernels.attention_work import ITEM
+from sessionkv.kernels.early_launch import let_next_start, wait_for_earlier
 
 _LN_2 = tl.constexpr(0.6931471805599453)
 # A finite start for the running maximum: a row that sees nothing keeps it and sums up to 0, where
@@ -133,6 +134,7 @@ def attend(
     ROWS: tl.constexpr,
     POSITIONS: tl.constexpr,
     DIMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """One key head, ``ROWS // GROUP`` new tokens of one sequence, one part of what they see.
 
@@ -167,7 +169,10 @@ def attend(
         ROWS: Rows of the tile; at least 16, which a product needs.
         POSITIONS: Positions of a turn of the loop.
         DIMS: ``HEAD_DIM`` rounded up to a power of 2.
+        EARLY: See :mod:`~sessionkv.kernels.early_launch`.
     """
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     TOKENS: tl.constexpr = ROWS // GROUP
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM  # from a key to its value
     head = tl.program_id(0)
@@ -273,6 +278,7 @@ def merge_parts(
     ROWS: tl.constexpr,
     MANY: tl.constexpr,
     DIMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Join the parts of some rows of a tile, weighted by their sums of exponentials.
 
@@ -294,7 +300,10 @@ def merge_parts(
         ROWS: Rows of a program.
         MANY: Parts of a turn of the loop.
         DIMS: ``HEAD_DIM`` rounded up to a power of 2.
+        EARLY: See :mod:`~sessionkv.kernels.early_launch`.
     """
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     head = tl.program_id(0)
     item = tl.program_id(1)
     seq = tl.load(items + item * ITEM)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sessionkv.kernels.early_launch import let_next_start, wait_for_earlier
+
 ITEM = tl.constexpr(4)
 """int32 of an item: sequence (-1: nothing to do), first new token, part, number of parts. The
 parts of a tile are consecutive items."""
@@ -61,6 +63,7 @@ def list_work(
     LEAST: tl.constexpr,
     MULTIPLE: tl.constexpr,
     LISTED: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Write some items of the list; every program goes through all sequences by itself.
 
@@ -77,7 +80,10 @@ def list_work(
         LEAST: No part is shorter, as far as it can be helped.
         MULTIPLE: Parts are of so many positions or a multiple.
         LISTED: Items of one program.
+        EARLY: See :mod:`~sessionkv.kernels.early_launch`.
     """
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     total = tl.full([], 0, tl.int64)
     for first in range(0, num_seqs, _SEQUENCES):
         seqs = first + tl.arange(0, _SEQUENCES)

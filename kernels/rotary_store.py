@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import FLOAT32, FLOATS, INT64, check_tensor
+from sessionkv.kernels.early_launch import let_next_start, starts_early, wait_for_earlier
 
 MAX_HEAD_DIM = 256
 # A program takes so many heads of one token: few enough that one token keeps several
@@ -43,8 +44,10 @@ def _rotate_and_store(
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Some heads of one token, as two tiles: first and second half. ``HALF``: power of two."""
+    let_next_start(EARLY)
     half_dim: tl.constexpr = HEAD_DIM // 2
     all_heads: tl.constexpr = NUM_HEADS + 2 * KV_HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -54,6 +57,16 @@ def _rotate_and_store(
     is_value = (head >= NUM_HEADS + KV_HEADS)[:, None]
     in_half = dim < half_dim
     inside = (head < all_heads)[:, None] & in_half[None, :]
+
+    position = tl.load(positions + token)
+    is_known = (position >= 0) & (position < num_positions)
+    tl.device_assert(is_known, "a position is not one of the table of angles")
+    angle = cos_sin + position * HEAD_DIM + dim
+    cos = tl.load(angle, mask=in_half, other=0.0)[None, :]
+    sin = tl.load(angle + half_dim, mask=in_half, other=0.0)[None, :]
+    slot = tl.load(slots + token)
+    tl.device_assert((slot >= -1) & (slot < num_slots), "a slot is not in the pool")
+    wait_for_earlier(EARLY)
 
     source = qkv + (token * all_heads + head[:, None]) * HEAD_DIM + dim[None, :]
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
@@ -69,12 +82,6 @@ def _rotate_and_store(
         first = tl.where(is_value, first, first * scale * tl.where(is_query, q_first, k_first))
         second = tl.where(is_value, second, second * scale * tl.where(is_query, q_second, k_second))
 
-    position = tl.load(positions + token)
-    is_known = (position >= 0) & (position < num_positions)
-    tl.device_assert(is_known, "a position is not one of the table of angles")
-    angle = cos_sin + position * HEAD_DIM + dim
-    cos = tl.load(angle, mask=in_half, other=0.0)[None, :]
-    sin = tl.load(angle + half_dim, mask=in_half, other=0.0)[None, :]
     turned_first = tl.where(is_value, first, first * cos - second * sin)
     turned_second = tl.where(is_value, second, second * cos + first * sin)
 
@@ -85,8 +92,6 @@ def _rotate_and_store(
     tl.store(to_queries + half_dim, turned_second, mask=inside & is_query)
 
     # Keys, then values, of all key heads adjoin in a layer, in the order of `qkv`.
-    slot = tl.load(slots + token)
-    tl.device_assert((slot >= -1) & (slot < num_slots), "a slot is not in the pool")
     first_stored = tl.where(slot >= 0, NUM_HEADS, all_heads)
     stored = inside & (head >= first_stored)[:, None]
     group = layer * (2 * KV_HEADS) + head - NUM_HEADS
@@ -149,6 +154,7 @@ def rotate_and_store(
     queries = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens:
         half = triton.next_power_of_2(head_dim // 2)
+        early = starts_early(qkv)
         _rotate_and_store[(tokens, triton.cdiv(all_heads, _HEADS))](
             qkv,
             positions,
@@ -169,6 +175,8 @@ def rotate_and_store(
             BLOCK_SIZE=block_size,
             HALF=half,
             HEADS=_HEADS,
+            EARLY=early,
             num_warps=max(1, _HEADS * half // _PER_WARP),
+            launch_pdl=early,
         )
     return queries

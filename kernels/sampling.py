@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import FLOAT32, FLOATS, INT32, INT64, check_tensor
+from sessionkv.kernels.early_launch import let_next_start, starts_early, wait_for_earlier
 from sessionkv.kernels.sampling_filter import draw_filtered
 from sessionkv.kernels.sampling_random import below, random_bits
 from sessionkv.kernels.sampling_scan import (
@@ -137,8 +138,11 @@ def _choose_tokens(
     num_segments: tl.tensor,
     SEGMENTS: tl.constexpr,
     CANDIDATES: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """One row. ``SEGMENTS``: power of two from ``num_segments``."""
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     row = tl.program_id(0).to(tl.int64)
     segment = tl.arange(0, SEGMENTS)
     in_row = segment < num_segments
@@ -223,7 +227,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     num_segments = triton.cdiv(vocab_size, SEGMENT.value)
     shape = (num_rows, num_segments)
     largest = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    weights = torch.empty_like(largest)
+    weights, early = torch.empty_like(largest), starts_early(logits)
     scan_segments[(triton.cdiv(num_segments, SCAN_SEGMENTS), num_rows)](
         logits,
         rows.temperature,
@@ -232,7 +236,9 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         vocab_size,
         num_segments,
         SEGMENTS=SCAN_SEGMENTS,
+        EARLY=early,
         num_warps=SCAN_WARPS,
+        launch_pdl=early,
     )
     _choose_tokens[(num_rows,)](
         logits,
@@ -252,6 +258,8 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         num_segments,
         SEGMENTS=triton.next_power_of_2(num_segments),
         CANDIDATES=CANDIDATES,
+        EARLY=early,
         num_warps=_CHOOSE_WARPS,
+        launch_pdl=early,
     )
     return token_ids, unusable

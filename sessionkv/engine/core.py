@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sessionkv.cache.invariants import InvariantBroken
+from sessionkv.engine.arrivals import Arrivals
 from sessionkv.engine.calls import CallDesk, sessions_named
 from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.copy_lanes import CopiesStarted
@@ -61,6 +62,8 @@ _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 """How often deadlines and expiries are looked at."""
+_COMPANY_S = 0.004
+"""Most time for which turns are taken in beside a new step before the next is planned."""
 _QUIET_S = 5.0
 """Time without a step after which the books are checked: nobody is likely to wait then."""
 _HOUSEKEEPING_S = 1.0
@@ -100,6 +103,7 @@ class Core:
         self._front = front
         self._clock = clock
         self._wall = wall
+        self._arrivals = Arrivals(inbox.drain, clock)
         self._commits = Commits(parts.tree, parts.store)
         self._turns = TurnDesk(parts, self._commits)
         self._calls = CallDesk(parts, self._commits, self._turns)
@@ -156,7 +160,8 @@ class Core:
             device   | step n                | step n+1                        | step n+2
             core       plan n+1 | wait for n | commit n | plan n+2 | wait for n+1 | ...
 
-        Moves are handed out before anything is launched, so that they do not wait for it.
+        Moves are handed out before anything is launched, so that they do not wait for it. Turns
+        seldom come alone: who comes soon after the first is not to wait for two steps.
         """
         scheduler, steps = self._parts.scheduler, self._steps
         plan = None if steps else scheduler.schedule(self._clock())
@@ -164,12 +169,16 @@ class Core:
         if plan is not None:
             for start in plan.starts:
                 self._turns.started(start.seq_id)
+            began = self._clock()
             steps.launch(plan, is_held=bool(self._promised))
         self._computing = bool(steps)
         if not steps:
             return
         self._unchecked_since = self._clock()
         if steps.may_go_on:
+            if plan is not None:
+                # What one token takes is left for planning.
+                self._take_turns(began + self._parts.planner.rates.added_s(plan.num_tokens))
             ahead = scheduler.schedule_ahead(self._clock())
             if ahead is not None:
                 steps.launch(ahead)
@@ -208,13 +217,19 @@ class Core:
     # What comes in ---------------------------------------------------------------------------
 
     def _take_in(self) -> None:
-        for message in self.inbox.drain(self._patience_s()):
+        for message in self._arrivals.take(self._patience_s()):
             self._guarded(self._handle, message, message)
             self._serve_ready()
         now = self._clock()
         if now >= self._tick_at:
             self._tick_at = now + _TICK_S
             self._tick(now)
+            self._serve_ready()
+
+    def _take_turns(self, until_s: float) -> None:
+        """Take in turns while a step is new and the device has work for longer."""
+        for turn in self._arrivals.turns_until(min(until_s, self._clock() + _COMPANY_S)):
+            self._guarded(self._handle, turn, turn)
             self._serve_ready()
 
     def _serve_ready(self) -> None:

@@ -145,6 +145,10 @@ class MeasuredRates:
         fixed = -(-tokens // max(step_tokens, 1)) * (self._fixed_s or 0.0)
         return fixed + tokens * (token_s + attended_s * (start + end) / 2)
 
+    def added_s(self, num_tokens: int) -> float:
+        """Seconds that so many tokens add to a step, without what they attend to; 0 is unknown."""
+        return num_tokens * self._prefill.coefficients()[0]
+
     def load_costs(self, tier: Tier) -> tuple[float, float]:
         """Seconds a block, and seconds a load besides, of loading from a tier; 0 where unknown."""
         faded: float = 0.5 ** max(self._ages[tier] / HALF_LIFE_PREFILLS - 1.0, 0.0)

@@ -61,7 +61,8 @@ class Steps:
 
     def collect(self) -> list[SequenceEvent]:
         """Wait for the oldest step and commit it; what it did to its sequences."""
-        plan, step, launched_at = self._in_flight.popleft()
+        oldest = self._in_flight.popleft()
+        plan, step, launched_at, _ = oldest
         scheduler = self._parts.scheduler
         began = max(launched_at, self._collected_at)
         try:

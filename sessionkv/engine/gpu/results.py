@@ -23,7 +23,7 @@ class FetchedResults:
     """A step's results on the host.
 
     Attributes:
-        unusable: ``[tokens]`` uint8: whether a row of hidden states is.
+        unusable: ``[rows]`` uint8: whether a row of hidden states is.
         token_ids: By row of logits: what was sampled.
         bad: By row of logits: whether it is unusable.
         logprob_ids, logprobs: By row that asked for log-probabilities, ``1 + MAX_LOGPROBS`` of
@@ -49,14 +49,14 @@ class StepResults:
         self,
         max_running: int,
         *,
-        max_step_tokens: int,
+        max_rows: int,
         vocab_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate for steps of at most so many sequences and tokens."""
+        """Allocate for steps of at most so many sequences, and rows with their padding."""
         self.logits = torch.zeros((max_running, vocab_size), dtype=dtype, device=device)
-        ends = 8 * max_running, 9 * max_running, 9 * max_running + max_step_tokens
+        ends = 8 * max_running, 9 * max_running, 9 * max_running + max_rows
         whole_words = -(-ends[-1] // 4) * 4
         self._device = torch.zeros(whole_words, dtype=torch.uint8, device=device)
         self.token_ids, self._bad, self._unusable = _parts(self._device, ends)
@@ -83,12 +83,12 @@ class StepResults:
             kept[first : first + found.shape[0], : found.shape[1]] = found
 
     def send(
-        self, num_tokens: int, *, num_samples: int, num_asked: int = 0
+        self, num_rows: int, *, num_samples: int, num_asked: int = 0
     ) -> Callable[[], FetchedResults]:
         """Start copying what the steps launched so far leave; never waits.
 
         Args:
-            num_tokens: Rows of hidden states.
+            num_rows: Rows of hidden states, with the padding between them.
             num_samples: Rows of logits.
             num_asked: Rows of log-probabilities.
 
@@ -98,7 +98,7 @@ class StepResults:
         self._hosts.reverse()
         host = self._hosts[0]
         host.copy(self._device, self._logprobs, num_asked)
-        return partial(host.fetch, num_tokens, num_samples, num_asked)
+        return partial(host.fetch, num_rows, num_samples, num_asked)
 
 
 class _HostResults:
@@ -122,12 +122,12 @@ class _HostResults:
         if self._done is not None:
             self._done.record()
 
-    def fetch(self, num_tokens: int, num_samples: int, num_asked: int) -> FetchedResults:
+    def fetch(self, num_rows: int, num_samples: int, num_asked: int) -> FetchedResults:
         if self._done is not None:
             self._done.synchronize()
         ids, bad, unusable = self._parts
         return FetchedResults(
-            unusable[:num_tokens],
+            unusable[:num_rows],
             ids[:num_samples].tolist(),
             bad[:num_samples].tolist(),
             *(host[:num_asked].tolist() for host in self._logprobs),
