@@ -56,6 +56,11 @@ from sessionkv.types import (
     TransferResult,
 )
 
+_FEW = 8
+"""Prompts that are computed by turns rather than together; of more the device makes better use
+together, and those behind them count."""
+_NEAR_TOKENS = 8192
+"""Behind longer histories attention is most of a prompt's step, and large steps are better at it."""
 _RETRY_STEPS = 16
 """Blocked admissions are tried again this often even if nothing seems to have changed."""
 
@@ -367,11 +372,28 @@ class Scheduler:
                 batch.add_decode(sequence)
             else:
                 prefills.append(sequence)
-        for sequence in prefills:
-            if batch.budget <= 0:
-                break
-            sequence.share.charge(batch.add_prefill(sequence))
+        self._plan_prefills(batch, prefills)
         return had_room
+
+    def _plan_prefills(self, batch: Batch, prefills: list[Sequence]) -> None:
+        """Plan prompts, those first in rank; what is left over is in the next step.
+
+        Where they are few, a step that is small is not made large by further ones: the first of
+        them would wait for the others, and these would be no sooner.
+        """
+        by_turns = len(prefills) + self.num_waiting <= _FEW and all(
+            sequence.num_computed <= _NEAR_TOKENS for sequence in prefills
+        )
+        planned, small = len(batch.steps), self._budget.small
+        for number, sequence in enumerate(prefills):
+            if batch.budget <= 0:
+                return
+            wanted = min(len(sequence.token_ids), sequence.compute_limit) - sequence.num_computed
+            if by_turns and number and planned <= small < planned + wanted:
+                return
+            taken = batch.add_prefill(sequence)
+            sequence.share.charge(taken)
+            planned += taken
 
     def _plan_admissions(self, batch: Batch, now: float) -> None:
         room = self._max_running - self.num_running
