@@ -60,7 +60,7 @@ _FEW = 8
 """Prompts that are computed by turns rather than together; of more the device makes better use
 together, and those behind them count."""
 _NEAR_TOKENS = 8192
-"""Behind longer histories attention is most of a prompt's step, and large steps are better at it."""
+"""Behind longer histories a prompt's step is mostly attention, and large steps are better at it."""
 _RETRY_STEPS = 16
 """Blocked admissions are tried again this often even if nothing seems to have changed."""
 
