@@ -19,10 +19,13 @@ class StepBudget:
         alone: While nobody decodes: few large steps are the quickest way through a long prompt.
         shared: While somebody decodes, who waits for the whole step; at most ``alone``. Also bounds
             the sequences that run at once, since all of them may decode.
+        small: Up to here a step costs the host next to nothing, and prompts by turns come as far as
+            they do together; 0 where that is not so.
     """
 
     alone: int
     shared: int
+    small: int = 0
 
     def most_running(self, asked: int) -> int:
         """Sequences that run at once where so many are asked for: a step holds one of each."""

@@ -56,6 +56,11 @@ from sessionkv.types import (
     TransferResult,
 )
 
+_FEW = 8
+"""Prompts that are computed by turns rather than together; of more the device makes better use
+together, and those behind them count."""
+_NEAR_TOKENS = 8192
+"""Behind longer histories a prompt's step is mostly attention, and large steps are better at it."""
 _RETRY_STEPS = 16
 """Blocked admissions are tried again this often even if nothing seems to have changed."""
 
@@ -388,10 +393,7 @@ class Scheduler:
             else:
                 prefills.append(sequence)
         batch.add_decodes(decodes, may_be_read=self.num_waiting > 0)
-        for sequence in prefills:
-            if batch.budget <= 0:
-                break
-            sequence.share.charge(batch.add_prefill(sequence))
+        self._plan_prefills(batch, prefills)
         return had_room
 
     def _goes_on_alike(self) -> bool:
@@ -405,6 +407,26 @@ class Scheduler:
             return False
         short = [s for s in decoded if len(s.token_ids) > s.capacity_tokens]
         return all(self._reserve(sequence, len(sequence.token_ids)) for sequence in short)
+
+    def _plan_prefills(self, batch: Batch, prefills: list[Sequence]) -> None:
+        """Plan prompts, those first in rank; what is left over is in the next step.
+
+        Where they are few, a step that is small is not made large by further ones: the first of
+        them would wait for the others, and these would be no sooner.
+        """
+        by_turns = len(prefills) + self.num_waiting <= _FEW and all(
+            sequence.num_computed <= _NEAR_TOKENS for sequence in prefills
+        )
+        planned, small = len(batch.steps), self._budget.small
+        for number, sequence in enumerate(prefills):
+            if batch.budget <= 0:
+                return
+            wanted = min(len(sequence.token_ids), sequence.compute_limit) - sequence.num_computed
+            if by_turns and number and planned <= small < planned + wanted:
+                return
+            taken = batch.add_prefill(sequence)
+            sequence.share.charge(taken)
+            planned += taken
 
     def _plan_admissions(self, batch: Batch, now: float) -> None:
         room = self._max_running - self.num_running
