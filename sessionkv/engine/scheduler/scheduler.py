@@ -200,11 +200,11 @@ class Scheduler:
         if num_output_tokens <= sequence.max_output_tokens:
             sequence.max_output_tokens = num_output_tokens
             sequence.end_reason = reason
-        if self._is_awaited(sequence) or sequence.num_output_tokens < num_output_tokens:
+        if self._is_planned(sequence) or sequence.num_output_tokens < num_output_tokens:
             return None
         return self._life.finish(sequence, None)
 
-    def _is_awaited(self, sequence: Sequence) -> bool:
+    def _is_planned(self, sequence: Sequence) -> bool:
         """Whether a step in flight computes it that was not made ahead.
 
         Only the oldest can be one, and whoever is in a later one is in that too.
@@ -372,8 +372,7 @@ class Scheduler:
         Blocks are seen to before anything of lower rank is planned, and only lower ranks give way,
         so that nobody planned already loses its blocks.
         """
-        if self._goes_on_alike():
-            batch.add_decodes(self._decoded, may_be_read=self.num_waiting > 0)
+        if self._plan_alike(batch):
             return True
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
@@ -396,17 +395,21 @@ class Scheduler:
         self._plan_prefills(batch, prefills)
         return had_room
 
-    def _goes_on_alike(self) -> bool:
-        """Whether all that run decoded in the last step and have room, so that all decode again.
+    def _plan_alike(self, batch: Batch) -> bool:
+        """Plan those that run, if all of them decoded in the last step and have room; whether so.
 
-        Whoever ended, failed or gave up its blocks since is not among them any more, and nobody is
-        admitted between two steps.
+        Whoever ended, failed or gave up its blocks since then runs no more, and nobody is admitted
+        between two steps: then all decode again, without being asked one by one.
         """
-        decoded = self._decoded
+        decoded, self._decoded = self._decoded, []
         if not decoded or decoded != self._life.running:
             return False
-        short = [s for s in decoded if len(s.token_ids) > s.capacity_tokens]
-        return all(self._reserve(sequence, len(sequence.token_ids)) for sequence in short)
+        for sequence in decoded:
+            known = len(sequence.token_ids)
+            if known > sequence.capacity_tokens and not self._reserve(sequence, known):
+                return False
+        batch.add_decodes(decoded, may_be_read=self.num_waiting > 0)
+        return True
 
     def _plan_prefills(self, batch: Batch, prefills: list[Sequence]) -> None:
         """Plan prompts, those first in rank; what is left over is in the next step.

@@ -192,3 +192,11 @@ def test_an_empty_frame_is_a_sign_of_life() -> None:
         ours.send(link_codec().encode([]))
         assert front.take() == []
         assert front._heard_s > before
+
+
+def test_tokens_of_a_step_are_what_they_were_and_not_only_equal() -> None:
+    sent = m.StepTokens((m.TurnTokens(2, 4, (6,), ((TokenLogprob(6, -0.5),),), True),))
+    ((tokens,),) = (back.turns for back in link_codec().decode(link_codec().encode([sent])))
+    assert type(tokens) is m.TurnTokens
+    assert tokens.logprobs[0][0].logprob == -0.5
+    assert tokens.ends_turn
