@@ -253,5 +253,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         SEGMENTS=triton.next_power_of_2(num_segments),
         CANDIDATES=CANDIDATES,
         num_warps=_CHOOSE_WARPS,
+        # With TRITON_DEBUG=1 a check of every sum would take a quarter of an hour to compile.
+        sanitize_overflow=False,
     )
     return token_ids, unusable
