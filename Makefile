@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format demo bench clean
+.PHONY: help setup test sanitize check format demo bench clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,6 +31,15 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: setup  ## Run all tests
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# Without torch's cache every tensor is an allocation of its own, whose ends the tool knows; graphs
+# cannot be captured so. What fails on purpose runs in processes of its own, which are left alone.
+SANITIZER := compute-sanitizer --tool memcheck --error-exitcode 9 --target-processes application-only
+SANITIZED := $(filter-out tests/kernels/test_gpu_%,$(wildcard tests/kernels/test_*.py))
+
+sanitize: setup  ## Run the kernels' GPU tests under compute-sanitizer, where it is installed
+	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed: it comes with the CUDA toolkit" >&2; exit 1; }
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) $(BIN)/python -m pytest -o timeout=0 -m gpu -k 'not captured' $(PYTEST_ARGS) $(SANITIZED)
 
 check: setup  ## Lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -1,8 +1,9 @@
 """Frames over a connected stream socket, for two processes of one engine.
 
 Each frame arrives whole, once and in order. What is sent and not yet read is bounded by the
-kernel's buffer: whoever sends more waits until the other side has read. Knows nothing of what
-frames say. ::
+kernel's buffer. Whoever sends more either waits (:meth:`FrameSocket.send`), or keeps the rest here
+and hands it over as the other side reads (:meth:`FrameSocket.post`). Knows nothing of what frames
+say. ::
 
     | length, 4 bytes little-endian | the frame | length | ...
 """
@@ -13,6 +14,7 @@ import select
 import socket
 import struct
 import threading
+from collections import deque
 from contextlib import suppress
 
 from sessionkv.errors import ConnectionLost
@@ -24,10 +26,10 @@ BUFFER_BYTES = 256 * 1024
 
 
 class FrameSocket:
-    """One end. :meth:`send` may be called by any thread, :meth:`receive` by one.
+    """One end. Any thread may send, one at a time may receive.
 
     Attributes:
-        fd: Readable when :meth:`receive` has something, an end included.
+        fd: Readable when there is something to receive, an end included.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -38,13 +40,25 @@ class FrameSocket:
         self.fd = end.fileno()
         self._socket = end
         self._sending = threading.Lock()
+        self._unsent: deque[memoryview] = deque()
+        # One buffer for all reads: a fresh one of this size costs more than reading a small frame.
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._pending = bytearray()
+        self._readable = select.poll()
+        self._readable.register(self.fd, select.POLLIN)
 
     @classmethod
     def pair(cls) -> tuple[FrameSocket, socket.socket]:
         """One end, and the other to be given away."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours), theirs
+
+    # Sending
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something posted waits for the other side to read."""
+        return bool(self._unsent)
 
     def send(self, frame: bytes) -> None:
         """Hand a frame over; waits while the other side is behind.
@@ -53,28 +67,73 @@ class FrameSocket:
             ConnectionLost: The other side is gone.
         """
         with self._sending:
-            self._send(frame)
+            self._post(frame)
+            while self._unsent:
+                wait_for(self.fd, select.POLLOUT)
+                self._flush()
+
+    def post(self, frame: bytes) -> None:
+        """Hand over what fits now; the rest waits here for :meth:`flush`. Never waits.
+
+        Raises:
+            ConnectionLost: The other side is gone.
+        """
+        with self._sending:
+            self._post(frame)
+
+    def flush(self) -> None:
+        """Hand over of what was posted as much as fits now.
+
+        Raises:
+            ConnectionLost: The other side is gone.
+        """
+        with self._sending:
+            self._flush()
 
     def send_if_free(self, frame: bytes) -> bool:
-        """Hand a small frame over unless that could mean waiting; whether it was."""
+        """Hand a small frame over unless others wait; whether it was.
+
+        Raises:
+            ConnectionLost: The other side is gone.
+        """
         if not self._sending.acquire(blocking=False):
             return False
         try:
-            if not select.select([], [self._socket], [], 0)[1]:
+            if self._unsent or not select.select([], [self._socket], [], 0)[1]:
                 return False
-            self._send(frame)
+            self._post(frame)
             return True
         finally:
             self._sending.release()
 
-    def _send(self, frame: bytes) -> None:
-        header = _LENGTH.pack(len(frame))
+    def _post(self, frame: bytes) -> None:
+        data = _LENGTH.pack(len(frame)) + frame
+        if self._unsent:
+            self._unsent.append(memoryview(data))
+            return
+        sent = self._write(data)
+        if sent < len(data):
+            self._unsent.append(memoryview(data)[sent:])
+
+    def _flush(self) -> None:
+        while self._unsent:
+            sent = self._write(self._unsent[0])
+            if sent < len(self._unsent[0]):
+                self._unsent[0] = self._unsent[0][sent:]
+                return
+            self._unsent.popleft()
+
+    def _write(self, data: bytes | memoryview) -> int:
+        """How much of it the kernel took."""
         try:
-            sent = self._socket.sendmsg((header, frame))
-            if sent < len(header) + len(frame):  # a signal came; rare, so the copy costs nothing
-                self._socket.sendall(memoryview(header + frame)[sent:])
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
         except OSError as error:
+            self._unsent.clear()
             raise ConnectionLost(f"the other process is gone ({error})") from None
+
+    # Receiving
 
     def receive(self) -> list[bytes]:
         """Frames that have come whole with one read, maybe none; waits where nothing is there.
@@ -83,13 +142,13 @@ class FrameSocket:
             ConnectionLost: The other side is gone and nothing is left to be read.
         """
         try:
-            data = self._socket.recv(_READ_BYTES)
+            count = self._socket.recv_into(self._buffer)
         except OSError as error:
             raise ConnectionLost(f"the other process is gone ({error})") from None
-        if not data:
+        if not count:
             raise ConnectionLost("the other process is gone")
         pending = self._pending
-        pending += data
+        pending += self._buffer[:count]
         frames: list[bytes] = []
         start = 0
         while len(pending) - start >= _LENGTH.size:
@@ -100,6 +159,15 @@ class FrameSocket:
             start = end
         del pending[:start]
         return frames
+
+    def receive_now(self) -> list[bytes]:
+        """As :meth:`receive`, and none where nothing is there.
+
+        Raises:
+            ConnectionLost: The other side is gone and nothing is left to be read.
+        """
+        # Asked first: the exception of a socket that has nothing costs a multiple of the question.
+        return self.receive() if self._readable.poll(0) else []
 
     def close(self) -> None:
         """Free the socket; a second call does nothing. Nobody may be in :meth:`receive`."""
@@ -114,8 +182,14 @@ class FrameSocket:
         self.close()
 
 
+def wait_for(fd: int, events: int) -> int:
+    """Wait for some of poll's events of a socket; what there was, its end always included."""
+    poller = select.poll()
+    poller.register(fd, events)
+    ((_, found),) = poller.poll()
+    return found
+
+
 def wait_for_end(fd: int) -> None:
     """Return when the other side of a socket is gone, whatever is left to be read."""
-    poller = select.poll()
-    poller.register(fd, 0)  # errors and the end are always told
-    poller.poll()
+    wait_for(fd, 0)

@@ -2,7 +2,8 @@
 
 A record is an array of its fields, led by its number in the codec's table where it stands alone.
 How to read one back follows from the types of its fields, worked out once. Arrays come back as
-tuples. For values of this program alone: what comes from clients goes through ``codec``.
+tuples. Named tuples, which msgpack writes by itself, may stand inside a record. For values of this
+program alone: what comes from clients goes through ``codec``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class RecordCodec:
 
     A field may be of a plain type, a dataclass, an enumeration, an error, a path, any of the wire's
     requests, or a sequence or optional of these, or a set of plain ones. Mappings and ``Any`` hold
-    plain values.
+    plain values. What a class checks of its fields when one is made is not checked again.
     """
 
     def __init__(self, kinds: Sequence[type]) -> None:
@@ -116,9 +117,9 @@ class RecordCodec:
         if kind is Request:
             by_name = {name: self._reader(cls) for name, cls in REQUESTS.items()}
             return lambda values: _request(by_name, *values)
-        if is_dataclass(kind):
+        if is_dataclass(kind) or _is_named_tuple(kind):
             hints = get_type_hints(kind)
-            return _record(kind, [self._reader(hints[item.name]) for item in fields(kind)])
+            return _record(kind, [self._reader(hints[name]) for name in _field_names(kind)])
         raise TypeError(f"{kind} cannot be read back")
 
 
@@ -142,8 +143,16 @@ def _getter(kind: type) -> Callable[[Any], Any]:
     raise TypeError(f"{kind.__name__} cannot be sent")
 
 
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _field_names(kind: Any) -> Sequence[str]:
+    return kind._fields if _is_named_tuple(kind) else [item.name for item in fields(kind)]
+
+
 def _field_getter(kind: Any) -> Callable[[Any], Any]:
-    names = [item.name for item in fields(kind)]
+    names = _field_names(kind)
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)
@@ -155,6 +164,8 @@ def _each(reader: Reader | None) -> Reader | None:
 
 def _record(kind: Callable[..., Any], readers: Sequence[Reader | None]) -> Reader:
     read = [(place, reader) for place, reader in enumerate(readers) if reader is not None]
+    if hasattr(kind, "__post_init__"):
+        kind = _unchecked(kind)
     if not read:
         return lambda values: kind(*values)
 
@@ -165,6 +176,19 @@ def _record(kind: Callable[..., Any], readers: Sequence[Reader | None]) -> Reade
         return kind(*items)
 
     return record
+
+
+def _unchecked(kind: Any) -> Callable[..., Any]:
+    """Makes a dataclass with slots of fields that its checks have seen: the other side made one."""
+    setters = [getattr(kind, item.name).__set__ for item in fields(kind)]
+
+    def make(*values: Any) -> Any:
+        made = object.__new__(kind)
+        for set_field, value in zip(setters, values, strict=True):
+            set_field(made, value)
+        return made
+
+    return make
 
 
 def _request(by_name: Mapping[str, Reader | None], name: str, values: Any) -> Any:

@@ -69,18 +69,31 @@ class RouterServer:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._waker.fd, zmq.POLLIN)
+        self._watched: int | None = None
+        self._for_room = False
 
     def watch(self, fd: int) -> None:
-        """Make :meth:`poll` return while this descriptor can be read."""
+        """Make :meth:`poll` return while this descriptor, one at most, can be read."""
+        self._watched = fd
         self._poller.register(fd, zmq.POLLIN)
 
-    def poll(self, timeout_s: float, *, max_messages: int = 256) -> list[tuple[bytes, list[bytes]]]:
+    def poll(
+        self, timeout_s: float, *, max_messages: int = 256, for_room: bool = False
+    ) -> list[tuple[bytes, list[bytes]]]:
         """Wait for messages, a :meth:`wake` or the timeout, whichever is first.
+
+        Args:
+            timeout_s: How long.
+            max_messages: Most that are returned.
+            for_room: Return too when the watched descriptor can be written.
 
         Returns:
             Connection id and frames of each message, in order of arrival per connection; empty
             after a timeout or a wake. At most ``max_messages``, so that senders get their turn.
         """
+        if for_room is not self._for_room and self._watched is not None:
+            self._for_room = for_room
+            self._poller.modify(self._watched, zmq.POLLIN | (zmq.POLLOUT if for_room else 0))
         ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
         if self._waker.fd in ready:
             self._waker.clear()

@@ -1,7 +1,9 @@
 """Checks of tensor arguments at a kernel's door: compiled code would read past a wrong one.
 
 They look at shapes, dtypes and devices only, which costs about a microsecond a tensor and never
-waits for the device.
+waits for the device. Block ids, slots, rows and tokens lie on the device: the kernels check them
+themselves, before they form an address, when they are compiled with ``TRITON_DEBUG=1``. Without it
+Triton drops these checks.
 """
 
 from __future__ import annotations

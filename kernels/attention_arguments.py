@@ -1,7 +1,7 @@
 """What attention over the pool is given, checked at the door.
 
 Only what the host knows is looked at, in a few microseconds; what lies on the device, such as
-lengths and block ids, is the caller's word.
+lengths and block ids, is the caller's word (the kernels check it with ``TRITON_DEBUG=1``).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from sessionkv.kernels.attention_work import ITEM
+from sessionkv.kernels.early_launch import let_next_start, wait_for_earlier
 
 _LN_2 = tl.constexpr(0.6931471805599453)
 # A finite start for the running maximum: a row that sees nothing keeps it and sums up to 0, where
@@ -40,6 +41,7 @@ def _scan(
     end: tl.tensor,
     row_positions: tl.tensor,
     scale: tl.tensor,
+    num_blocks: tl.tensor,
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -57,6 +59,7 @@ def _scan(
     blocks = tl.load(table + (begin + lane) // BLOCK_SIZE, mask=begin + lane < end, other=0)
     for start in range(begin, end, POSITIONS):
         position = start + lane
+        tl.device_assert((blocks >= 0) & (blocks < num_blocks), "a block is not in the pool")
         cells = blocks.to(tl.int64) * BLOCK_STRIDE + position % BLOCK_SIZE * HEAD_DIM
         following = position + POSITIONS
         blocks = tl.load(table + following // BLOCK_SIZE, mask=following < end, other=0)
@@ -101,7 +104,7 @@ def _rows_of(query_starts: tl.tensor, seq: tl.tensor) -> tuple[tl.tensor, tl.ten
 # What changes from step to step or layer to layer is left out of the choice of a compiled variant,
 # so that serving compiles nothing once each kind of step has run.
 @triton.jit(
-    do_not_specialize=["layer", "table_stride"],
+    do_not_specialize=["layer", "table_stride", "num_blocks", "num_tokens"],
     do_not_specialize_on_alignment=["block_tables", "query_starts", "seq_lens", "log_sums"],
 )
 def attend(
@@ -119,6 +122,8 @@ def attend(
     table_stride: tl.tensor,
     query_stride: tl.tensor,
     scale: tl.tensor,
+    num_blocks: tl.tensor,
+    num_tokens: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -129,6 +134,7 @@ def attend(
     ROWS: tl.constexpr,
     POSITIONS: tl.constexpr,
     DIMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """One key head, ``ROWS // GROUP`` new tokens of one sequence, one part of what they see.
 
@@ -151,6 +157,8 @@ def attend(
         table_stride: Entries from one table to the next.
         query_stride: Elements from one token's queries to the next's.
         scale: Factor of scores, times log2(e).
+        num_blocks: Of the pool.
+        num_tokens: Rows of queries.
         KV_HEADS: Key heads.
         GROUP: Query heads of one key head.
         HEAD_DIM: Elements of a head.
@@ -161,7 +169,10 @@ def attend(
         ROWS: Rows of the tile; at least 16, which a product needs.
         POSITIONS: Positions of a turn of the loop.
         DIMS: ``HEAD_DIM`` rounded up to a power of 2.
+        EARLY: See :mod:`~sessionkv.kernels.early_launch`.
     """
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     TOKENS: tl.constexpr = ROWS // GROUP
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM  # from a key to its value
     head = tl.program_id(0)
@@ -174,6 +185,10 @@ def attend(
     num_parts = tl.load(items + item * ITEM + 3)
     start_row, num_new = _rows_of(query_starts, seq)
     length = tl.load(seq_lens + seq)
+    has_rows = (start_row >= 0) & (num_new >= 0) & (start_row + num_new <= num_tokens)
+    tl.device_assert(has_rows, "rows of a sequence are not among the queries")
+    has_room = (length >= 0) & (length <= table_stride * BLOCK_SIZE)
+    tl.device_assert(has_room, "a sequence is longer than its block table")
     first_position = length - num_new + first_new
     last_position = length - num_new + tl.minimum(first_new + TOKENS, num_new) - 1
 
@@ -214,18 +229,18 @@ def attend(
             clear_begin = begin + tl.cdiv(hidden, POSITIONS) * POSITIONS
             acc, top, total = _scan(
                 acc, top, total, query, keys, table, begin, tl.minimum(clear_begin, end),
-                row_positions, scale, True, WINDOW, HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE, VALUES,
-                POSITIONS, DIMS,
+                row_positions, scale, num_blocks, True, WINDOW, HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE,
+                VALUES, POSITIONS, DIMS,
             )  # fmt: skip
         clear = tl.maximum(tl.minimum(end, first_position + 1) - clear_begin, 0)
         clear_end = clear_begin + clear // POSITIONS * POSITIONS
         acc, top, total = _scan(
             acc, top, total, query, keys, table, clear_begin, clear_end, row_positions, scale,
-            False, WINDOW, HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE, VALUES, POSITIONS, DIMS,
+            num_blocks, False, WINDOW, HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE, VALUES, POSITIONS, DIMS,
         )  # fmt: skip
     acc, top, total = _scan(
-        acc, top, total, query, keys, table, clear_end, end, row_positions, scale, True, WINDOW,
-        HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE, VALUES, POSITIONS, DIMS,
+        acc, top, total, query, keys, table, clear_end, end, row_positions, scale, num_blocks,
+        True, WINDOW, HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE, VALUES, POSITIONS, DIMS,
     )  # fmt: skip
 
     is_blind = total == 0.0  # rows that saw nothing give zeros
@@ -263,6 +278,7 @@ def merge_parts(
     ROWS: tl.constexpr,
     MANY: tl.constexpr,
     DIMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Join the parts of some rows of a tile, weighted by their sums of exponentials.
 
@@ -284,7 +300,10 @@ def merge_parts(
         ROWS: Rows of a program.
         MANY: Parts of a turn of the loop.
         DIMS: ``HEAD_DIM`` rounded up to a power of 2.
+        EARLY: See :mod:`~sessionkv.kernels.early_launch`.
     """
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     head = tl.program_id(0)
     item = tl.program_id(1)
     seq = tl.load(items + item * ITEM)

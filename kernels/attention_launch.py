@@ -17,6 +17,7 @@ from torch import Tensor
 from sessionkv.kernels.attention_arguments import check_range
 from sessionkv.kernels.attention_kernel import attend, merge_parts
 from sessionkv.kernels.attention_work import ITEM, LISTED, list_work
+from sessionkv.kernels.early_launch import starts_early
 
 _LOG2_E = 1.4426950408889634
 MAX_SPLITS = 128
@@ -152,11 +153,12 @@ def plan_work(
     else:
         check_range("num_splits", num_splits, 1, MAX_SPLITS)
         num_items = num_tiles * num_splits
+    early = batch.query_starts is None and starts_early(batch.seq_lens)
     items = torch.empty((num_items, ITEM.value), dtype=torch.int32, device=device)
     list_work[(triton.cdiv(num_items, LISTED),)](
         batch.query_starts, batch.seq_lens, items, num_seqs, num_items, extra, num_splits or 0,
         WINDOW=batch.window, TOKENS=tokens, LEAST=least, MULTIPLE=tile.positions, LISTED=LISTED,
-        num_warps=4,
+        EARLY=early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return Work(items, tile, is_split=num_splits != 1)
 
@@ -182,11 +184,11 @@ def run_attention(
         out: The result, contiguous. Parts are allocated beside it.
         log_sums: ``[num_tokens, num_heads]`` fp32, contiguous, or None.
     """
-    _, num_heads, head_dim = queries.shape
-    _, num_layers, _, kv_heads, block_size, _ = pool.shape
+    num_tokens, num_heads, head_dim = queries.shape
+    num_blocks, num_layers, _, kv_heads, block_size, _ = pool.shape
     tile, group, num_items = work.tile, num_heads // kv_heads, work.items.shape[0]
     tile_rows = group if batch.query_starts is None else tile.rows // group * group
-    dims = power_of_2(head_dim)
+    dims, early = power_of_2(head_dim), starts_early(queries)
     parts, part_log_sums = None, None
     if work.is_split:
         shape = (num_items, kv_heads, tile_rows)
@@ -195,18 +197,19 @@ def run_attention(
     attend[(kv_heads, num_items)](
         queries, pool, batch.block_tables, batch.query_starts, batch.seq_lens, work.items, out,
         log_sums, parts, part_log_sums, layer, batch.block_tables.shape[1], queries.stride(0),
-        head_dim**-0.5 * _LOG2_E,
+        head_dim**-0.5 * _LOG2_E, num_blocks, num_tokens,
         KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_STRIDE=num_layers * 2 * kv_heads * block_size * head_dim, WINDOW=batch.window,
-        TILE_ROWS=tile_rows, ROWS=tile.rows, POSITIONS=tile.positions, DIMS=dims,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        TILE_ROWS=tile_rows, ROWS=tile.rows, POSITIONS=tile.positions, DIMS=dims, EARLY=early,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, launch_pdl=early,
     )  # fmt: skip
     if work.is_split:
         rows = min(power_of_2(tile_rows), 4 if tile.is_narrow else 16)
         merge_parts[(kv_heads, num_items, triton.cdiv(tile_rows, rows))](
             parts, part_log_sums, batch.query_starts, work.items, out, log_sums,
             KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, TILE_ROWS=tile_rows, ROWS=rows,
-            MANY=max(2, _MERGED // (rows * dims)), DIMS=dims, num_warps=4,
+            MANY=max(2, _MERGED // (rows * dims)), DIMS=dims, EARLY=early,
+            num_warps=4, launch_pdl=early,
         )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def gather_kv_layer(
         ValueError: An argument's shape, type, device or strides do not fit.
     """
     check_pool(pool, layer)
-    num_layers, kv_heads, block_size, head_dim = pool.shape[1], *pool.shape[3:]
+    num_blocks, num_layers, _, kv_heads, block_size, head_dim = pool.shape
     check_tensor("block_table", block_table, (None,), dtypes=INT32, like=pool)
     room = block_table.shape[0] * block_size
     check_range("num_tokens", num_tokens, 0, room, why="the room of the block table")
@@ -59,14 +59,15 @@ def gather_kv_layer(
     width = min(1024, head & -head)  # the longest power of 2 that divides a head's part of a block
     grid = (triton.cdiv(num_tokens * head_dim, _COPIED), kv_heads, 2)
     _gather[grid](
-        pool, block_table, out, layer, num_tokens, out.stride(0), out.stride(1),
+        pool, block_table, out, layer, num_tokens, num_blocks, out.stride(0), out.stride(1),
         KV_HEADS=kv_heads, HEAD_DIM=head_dim, HEAD=head, ROWS=_COPIED // width, WIDTH=width,
         BLOCK_STRIDE=num_layers * 2 * kv_heads * head, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit(
-    do_not_specialize=["layer", "num_tokens"], do_not_specialize_on_alignment=["block_table"]
+    do_not_specialize=["layer", "num_tokens", "num_blocks"],
+    do_not_specialize_on_alignment=["block_table"],
 )
 def _gather(
     pool: tl.tensor,
@@ -74,6 +75,7 @@ def _gather(
     out: tl.tensor,
     layer: tl.tensor,
     num_tokens: tl.tensor,
+    num_blocks: tl.tensor,
     side_stride: tl.tensor,
     head_stride: tl.tensor,
     KV_HEADS: tl.constexpr,
@@ -91,6 +93,7 @@ def _gather(
     num_elements = num_tokens * HEAD_DIM
     present = row < num_elements
     block = tl.load(block_table + row // HEAD, mask=present, other=0).to(tl.int64)
+    tl.device_assert((block >= 0) & (block < num_blocks), "a block is not in the pool")
     start = ((layer.to(tl.int64) * 2 + side) * KV_HEADS + head) * HEAD
     source = block * BLOCK_STRIDE + start + row % HEAD
     target = side.to(tl.int64) * side_stride + head.to(tl.int64) * head_stride + row

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sessionkv.kernels.early_launch import let_next_start, wait_for_earlier
+
 ITEM = tl.constexpr(4)
 """int32 of an item: sequence (-1: nothing to do), first new token, part, number of parts. The
 parts of a tile are consecutive items."""
@@ -36,6 +38,7 @@ def _tiles_and_seen(
     else:
         starts = tl.load(query_starts + seqs, mask=inside, other=0)
         ends = tl.load(query_starts + seqs + 1, mask=inside, other=0)
+        tl.device_assert(ends >= starts, "a sequence ends before it starts")
         tiles = (ends - starts + TOKENS - 1) // TOKENS
     seen = tl.load(seq_lens + seqs, mask=inside, other=0)
     if WINDOW is not None:
@@ -60,6 +63,7 @@ def list_work(
     LEAST: tl.constexpr,
     MULTIPLE: tl.constexpr,
     LISTED: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Write some items of the list; every program goes through all sequences by itself.
 
@@ -76,7 +80,10 @@ def list_work(
         LEAST: No part is shorter, as far as it can be helped.
         MULTIPLE: Parts are of so many positions or a multiple.
         LISTED: Items of one program.
+        EARLY: See :mod:`~sessionkv.kernels.early_launch`.
     """
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     total = tl.full([], 0, tl.int64)
     for first in range(0, num_seqs, _SEQUENCES):
         seqs = first + tl.arange(0, _SEQUENCES)
@@ -103,6 +110,7 @@ def list_work(
         within += tl.sum(tl.where(mine, item[:, None] - begins[None, :], 0), 1)
         divided += tl.sum(tl.where(mine, parts[None, :], 0), 1)
         end += tl.sum(counts)
+    tl.device_assert(end <= num_items, "the list has no room for the work")
     parts_of_item = tl.maximum(divided, 1)
     at = items + item * ITEM
     inside = item < num_items

@@ -24,34 +24,41 @@ _MOVE_TILE = 4096
 _MOVE_WARPS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pool_blocks"])
 def _copy_slots(
     pool: tl.tensor,
     copies: tl.tensor,
     block_words: tl.tensor,
+    num_pool_blocks: tl.tensor,
     HEAD_WORDS: tl.constexpr,
     ROW_WORDS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """The first slots of one key or value head of one layer; slots of a head adjoin."""
     entry = copies + tl.program_id(0) * 3
+    source_block = tl.load(entry)
+    target_block = tl.load(entry + 1)
     words = tl.load(entry + 2) * ROW_WORDS
+    lowest, highest = tl.minimum(source_block, target_block), tl.maximum(source_block, target_block)
+    tl.device_assert((lowest >= 0) & (highest < num_pool_blocks), "a block is not in the pool")
+    tl.device_assert((words >= 0) & (words <= HEAD_WORDS), "a copy is longer than a block")
     head = pool + tl.program_id(1) * HEAD_WORDS
-    source = head + tl.load(entry) * block_words
-    target = head + tl.load(entry + 1) * block_words
+    source = head + source_block * block_words
+    target = head + target_block * block_words
     for start in range(0, HEAD_WORDS, TILE):
         word = start + tl.arange(0, TILE)
         inside = word < words
         tl.store(target + word, tl.load(source + word, mask=inside), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pool_blocks"])
 def _move_extents(
     pool: tl.tensor,
     block_ids: tl.tensor,
     buffer: tl.tensor,
     num_blocks: tl.tensor,
     block_words: tl.tensor,
+    num_pool_blocks: tl.tensor,
     TO_POOL: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
@@ -60,6 +67,7 @@ def _move_extents(
     for turn in range(tl.program_id(0), num_blocks * tiles, tl.num_programs(0)):
         entry = turn // tiles
         block = tl.load(block_ids + entry)
+        tl.device_assert((block >= -1) & (block < num_pool_blocks), "a block is not in the pool")
         word = turn % tiles * TILE + tl.arange(0, TILE)
         inside = word < tl.where(block >= 0, block_words, 0)
         in_pool = pool + block * block_words + word
@@ -90,6 +98,7 @@ def copy_block_slots(pool: Tensor, copies: Tensor) -> None:
             words,
             copies,
             words.stride(0),
+            words.shape[0],
             HEAD_WORDS=head_words,
             ROW_WORDS=row_words,
             TILE=min(_SLOTS_TILE, triton.next_power_of_2(head_words)),
@@ -145,6 +154,7 @@ def _move(pool: Tensor, block_ids: Tensor, buffer: Tensor, programs: int, *, to_
             buffer.view(-1).view(word),
             count,
             block_bytes // word.itemsize,
+            pool.shape[0],
             TO_POOL=to_pool,
             TILE=_MOVE_TILE,
             num_warps=_MOVE_WARPS,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import FLOATS, check_tensor
+from sessionkv.kernels.early_launch import let_next_start, starts_early, wait_for_earlier
 
 MAX_WIDTH = 16_384
 """A wider row would not fit into the registers of one program."""
@@ -29,10 +30,14 @@ def _normalise_rows(
     width: tl.tensor,
     eps: tl.tensor,
     WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """One row; without a residual that argument is None. ``WIDTH``: power of two from ``width``."""
+    let_next_start(EARLY)
     column = tl.arange(0, WIDTH)
     inside = column < width
+    weights = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    wait_for_earlier(EARLY)
     at = tl.program_id(0).to(tl.int64) * width + column
     row = tl.load(x + at, mask=inside, other=0.0)
     if residual is not None:
@@ -41,7 +46,6 @@ def _normalise_rows(
         tl.store(residual + at, row, mask=inside)
     values = row.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values) / width + eps)
-    weights = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, (values * scale * weights).to(out.dtype.element_ty), mask=inside)
 
 
@@ -86,5 +90,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     if rows:
         padded = triton.next_power_of_2(width)
         warps = min(_MOST_WARPS, max(1, padded // _PER_WARP))
-        _normalise_rows[(rows,)](x, residual, weight, out, width, eps, padded, num_warps=warps)
+        early = starts_early(x)
+        _normalise_rows[(rows,)](
+            x, residual, weight, out, width, eps, padded, early,
+            num_warps=warps, launch_pdl=early,
+        )  # fmt: skip
     return out

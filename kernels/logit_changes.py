@@ -29,25 +29,29 @@ _ENTRIES_TILE = 128
 _ENTRIES_WARPS = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_at(
     logits: tl.tensor,
     rows: tl.tensor,
     token_ids: tl.tensor,
     values: tl.tensor,
     count: tl.tensor,
+    num_rows: tl.tensor,
     vocab_size: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
     entry = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = tl.load(rows + entry, mask=entry < count, other=-1).to(tl.int64)
     inside = row >= 0
-    at = logits + row * vocab_size + tl.load(token_ids + entry, mask=inside, other=0)
+    token_id = tl.load(token_ids + entry, mask=inside, other=0)
+    tl.device_assert((row >= -1) & (row < num_rows), "a row is not one of the logits")
+    tl.device_assert((token_id >= 0) & (token_id < vocab_size), "a token is not in the vocabulary")
+    at = logits + row * vocab_size + token_id
     value = tl.load(values + entry, mask=inside, other=0.0)
     tl.store(at, tl.load(at, mask=inside, other=0.0) + value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_histories"])
 def _penalise(
     logits: tl.tensor,
     history: tl.tensor,
@@ -55,11 +59,14 @@ def _penalise(
     repetition: tl.tensor,
     presence: tl.tensor,
     frequency: tl.tensor,
+    num_histories: tl.tensor,
     vocab_size: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
     row = tl.program_id(1).to(tl.int64)
     history_row = tl.load(history_rows + row).to(tl.int64)
+    is_known = (history_row >= -1) & (history_row < num_histories)
+    tl.device_assert(is_known, "a row is not one of the histories")
     if history_row >= 0:
         token_id = tl.program_id(0) * TILE + tl.arange(0, TILE)
         inside = token_id < vocab_size
@@ -75,12 +82,13 @@ def _penalise(
         tl.store(at, logit, mask=inside & (seen != 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_histories"])
 def _count_tokens(
     history: tl.tensor,
     history_rows: tl.tensor,
     token_ids: tl.tensor,
     count: tl.tensor,
+    num_histories: tl.tensor,
     vocab_size: tl.tensor,
     ONE_OUTPUT: tl.constexpr,
     TILE: tl.constexpr,
@@ -88,7 +96,10 @@ def _count_tokens(
     entry = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = tl.load(history_rows + entry, mask=entry < count, other=-1).to(tl.int64)
     inside = row >= 0
-    at = history + row * vocab_size + tl.load(token_ids + entry, mask=inside, other=0)
+    token_id = tl.load(token_ids + entry, mask=inside, other=0)
+    tl.device_assert((row >= -1) & (row < num_histories), "a row is not one of the histories")
+    tl.device_assert((token_id >= 0) & (token_id < vocab_size), "a token is not in the vocabulary")
+    at = history + row * vocab_size + token_id
     tl.store(at, tl.load(at, mask=inside, other=0) + ONE_OUTPUT, mask=inside)
 
 
@@ -133,7 +144,7 @@ def add_at(logits: Tensor, *, rows: Tensor, token_ids: Tensor, values: Tensor) -
             token_ids,
             values,
             count,
-            logits.shape[1],
+            *logits.shape,
             TILE=_ENTRIES_TILE,
             num_warps=_ENTRIES_WARPS,
         )
@@ -180,6 +191,7 @@ def penalise(
             repetition,
             presence,
             frequency,
+            history.shape[0],
             vocab_size,
             TILE=_PENALTY_TILE,
             num_warps=_PENALTY_WARPS,
@@ -204,7 +216,7 @@ def count_tokens(history: Tensor, *, history_rows: Tensor, token_ids: Tensor) ->
             history_rows,
             token_ids,
             count,
-            history.shape[1],
+            *history.shape,
             ONE_OUTPUT=_ONE_OUTPUT,
             TILE=_ENTRIES_TILE,
             num_warps=_ENTRIES_WARPS,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import FLOAT32, FLOATS, INT64, check_tensor
+from sessionkv.kernels.early_launch import let_next_start, starts_early, wait_for_earlier
 
 MAX_HEAD_DIM = 256
 # A program takes so many heads of one token: few enough that one token keeps several
@@ -22,7 +23,7 @@ _HEADS = 8
 _PER_WARP = 256  # elements of each half: one load of 16 bytes a thread in 16 bits
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "num_positions", "num_slots"])
 def _rotate_and_store(
     qkv: tl.tensor,
     positions: tl.tensor,
@@ -34,6 +35,8 @@ def _rotate_and_store(
     pool: tl.tensor,
     layer: tl.tensor,
     block_stride: tl.tensor,
+    num_positions: tl.tensor,
+    num_slots: tl.tensor,
     eps: tl.tensor,
     NUM_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -41,8 +44,10 @@ def _rotate_and_store(
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Some heads of one token, as two tiles: first and second half. ``HALF``: power of two."""
+    let_next_start(EARLY)
     half_dim: tl.constexpr = HEAD_DIM // 2
     all_heads: tl.constexpr = NUM_HEADS + 2 * KV_HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -52,6 +57,16 @@ def _rotate_and_store(
     is_value = (head >= NUM_HEADS + KV_HEADS)[:, None]
     in_half = dim < half_dim
     inside = (head < all_heads)[:, None] & in_half[None, :]
+
+    position = tl.load(positions + token)
+    is_known = (position >= 0) & (position < num_positions)
+    tl.device_assert(is_known, "a position is not one of the table of angles")
+    angle = cos_sin + position * HEAD_DIM + dim
+    cos = tl.load(angle, mask=in_half, other=0.0)[None, :]
+    sin = tl.load(angle + half_dim, mask=in_half, other=0.0)[None, :]
+    slot = tl.load(slots + token)
+    tl.device_assert((slot >= -1) & (slot < num_slots), "a slot is not in the pool")
+    wait_for_earlier(EARLY)
 
     source = qkv + (token * all_heads + head[:, None]) * HEAD_DIM + dim[None, :]
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
@@ -67,9 +82,6 @@ def _rotate_and_store(
         first = tl.where(is_value, first, first * scale * tl.where(is_query, q_first, k_first))
         second = tl.where(is_value, second, second * scale * tl.where(is_query, q_second, k_second))
 
-    angle = cos_sin + tl.load(positions + token) * HEAD_DIM + dim
-    cos = tl.load(angle, mask=in_half, other=0.0)[None, :]
-    sin = tl.load(angle + half_dim, mask=in_half, other=0.0)[None, :]
     turned_first = tl.where(is_value, first, first * cos - second * sin)
     turned_second = tl.where(is_value, second, second * cos + first * sin)
 
@@ -80,7 +92,6 @@ def _rotate_and_store(
     tl.store(to_queries + half_dim, turned_second, mask=inside & is_query)
 
     # Keys, then values, of all key heads adjoin in a layer, in the order of `qkv`.
-    slot = tl.load(slots + token)
     first_stored = tl.where(slot >= 0, NUM_HEADS, all_heads)
     stored = inside & (head >= first_stored)[:, None]
     group = layer * (2 * KV_HEADS) + head - NUM_HEADS
@@ -122,7 +133,7 @@ def rotate_and_store(
         The queries, ``[tokens, num_heads, head_dim]``, new and contiguous.
     """
     check_tensor("pool", pool, (None, None, 2, None, None, None), dtypes=FLOATS, like=qkv)
-    _, num_layers, _, kv_heads, block_size, head_dim = pool.shape
+    num_blocks, num_layers, _, kv_heads, block_size, head_dim = pool.shape
     check_tensor("qkv", qkv, (None, None, head_dim), dtypes=(pool.dtype,), like=pool)
     tokens, all_heads, _ = qkv.shape
     num_heads = all_heads - 2 * kv_heads
@@ -143,6 +154,7 @@ def rotate_and_store(
     queries = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens:
         half = triton.next_power_of_2(head_dim // 2)
+        early = starts_early(qkv)
         _rotate_and_store[(tokens, triton.cdiv(all_heads, _HEADS))](
             qkv,
             positions,
@@ -154,6 +166,8 @@ def rotate_and_store(
             pool,
             layer,
             pool.stride(0),
+            cos_sin.shape[0],
+            num_blocks * block_size,
             eps,
             NUM_HEADS=num_heads,
             KV_HEADS=kv_heads,
@@ -161,6 +175,8 @@ def rotate_and_store(
             BLOCK_SIZE=block_size,
             HALF=half,
             HEADS=_HEADS,
+            EARLY=early,
             num_warps=max(1, _HEADS * half // _PER_WARP),
+            launch_pdl=early,
         )
     return queries

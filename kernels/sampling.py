@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import FLOAT32, FLOATS, INT32, INT64, check_tensor
+from sessionkv.kernels.early_launch import let_next_start, starts_early, wait_for_earlier
 from sessionkv.kernels.sampling_filter import draw_filtered
 from sessionkv.kernels.sampling_random import below, random_bits
 from sessionkv.kernels.sampling_scan import (
@@ -67,6 +68,8 @@ def _segment_logits(
     logits: tl.tensor, segment: tl.tensor, vocab_size: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
     """Logits of one segment and their ids."""
+    is_known = (segment >= 0) & (segment < tl.cdiv(vocab_size, SEGMENT))
+    tl.device_assert(is_known, "a segment is not in the vocabulary")
     token_id = segment * SEGMENT + tl.arange(0, SEGMENT)
     values = tl.load(logits + token_id, mask=token_id < vocab_size, other=-INFINITE)
     return values.to(tl.float32), token_id
@@ -135,8 +138,11 @@ def _choose_tokens(
     num_segments: tl.tensor,
     SEGMENTS: tl.constexpr,
     CANDIDATES: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """One row. ``SEGMENTS``: power of two from ``num_segments``."""
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     row = tl.program_id(0).to(tl.int64)
     segment = tl.arange(0, SEGMENTS)
     in_row = segment < num_segments
@@ -185,6 +191,7 @@ def _choose_tokens(
             )
     else:
         token = _greedy(logits, segment, segment_largest, largest, vocab_size)
+    tl.device_assert((token >= 0) & (token < vocab_size), "a token is not in the vocabulary")
     tl.store(token_ids + row, token.to(tl.int64))
 
 
@@ -220,7 +227,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     num_segments = triton.cdiv(vocab_size, SEGMENT.value)
     shape = (num_rows, num_segments)
     largest = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    weights = torch.empty_like(largest)
+    weights, early = torch.empty_like(largest), starts_early(logits)
     scan_segments[(triton.cdiv(num_segments, SCAN_SEGMENTS), num_rows)](
         logits,
         rows.temperature,
@@ -229,7 +236,9 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         vocab_size,
         num_segments,
         SEGMENTS=SCAN_SEGMENTS,
+        EARLY=early,
         num_warps=SCAN_WARPS,
+        launch_pdl=early,
     )
     _choose_tokens[(num_rows,)](
         logits,
@@ -249,6 +258,8 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         num_segments,
         SEGMENTS=triton.next_power_of_2(num_segments),
         CANDIDATES=CANDIDATES,
+        EARLY=early,
         num_warps=_CHOOSE_WARPS,
+        launch_pdl=early,
     )
     return token_ids, unusable

@@ -102,6 +102,8 @@ def _draw_few(
     lane = tl.arange(0, CANDIDATES)
     present = lane < count
     token_id = tl.load(candidates + lane, mask=present, other=NO_ID)
+    is_token = (token_id >= 0) & (token_id < row.vocab_size)
+    tl.device_assert(is_token, "a candidate is not in the vocabulary", mask=present)
     logits = tl.load(row.logits + token_id, mask=present, other=-INFINITE).to(tl.float32)
     keys = tl.where(present, key_of(logits), LOWEST_KEY)
     weights = weight(logits, row.largest, row.steep)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sessionkv.kernels.early_launch import let_next_start, wait_for_earlier
+
 SEGMENT = tl.constexpr(256)
 MAX_VOCAB = 262_144
 """So many masses add up to ``2**62``."""
@@ -56,12 +58,15 @@ def scan_segments(
     vocab_size: tl.tensor,
     num_segments: tl.tensor,
     SEGMENTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Largest logit of each segment and, unless greedy, its weight against that, ``[rows, n]``.
 
     A segment with a NaN reports infinity as its largest, which makes the row as unusable. It is
     left out of the sums, so nothing else changes.
     """
+    let_next_start(EARLY)
+    wait_for_earlier(EARLY)
     row = tl.program_id(1).to(tl.int64)
     segment = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
     token_id = segment[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]

@@ -97,7 +97,10 @@ def _tile(row: Row, first: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Logits and ids of a few active segments, ids rising; past the end, minus infinity."""
     lane = tl.arange(0, _TILE)
     place = first + lane // SEGMENT
-    segment = tl.load(row.active + place, mask=place < row.num_active, other=_NO_SEGMENT)
+    present = place < row.num_active
+    segment = tl.load(row.active + place, mask=present, other=_NO_SEGMENT)
+    is_segment = (segment >= 0) & (segment < tl.cdiv(row.vocab_size, SEGMENT))
+    tl.device_assert(is_segment, "an active segment is not in the vocabulary", mask=present)
     token_id = segment * SEGMENT + lane % SEGMENT
     inside = token_id < row.vocab_size
     return tl.load(row.logits + token_id, mask=inside, other=-INFINITE).to(tl.float32), token_id
@@ -195,6 +198,8 @@ def find_threshold(
         lane = tl.arange(0, CANDIDATES)
         present = lane < count
         token_id = tl.load(candidates + lane, mask=present, other=NO_ID)
+        is_token = (token_id >= 0) & (token_id < row.vocab_size)
+        tl.device_assert(is_token, "a candidate is not in the vocabulary", mask=present)
         logits = tl.load(row.logits + token_id, mask=present, other=-INFINITE).to(tl.float32)
         keys = tl.where(present, key_of(logits), LOWEST_KEY)
         amounts = present.to(tl.int64)

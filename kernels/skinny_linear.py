@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sessionkv.kernels.arguments import check_tensor
+from sessionkv.kernels.early_launch import let_next_start, starts_early, wait_for_earlier
 
 MAX_ROWS = 16
 """Rows of a tensor core's smallest tile; with more, a library's larger tiles are as fast."""
@@ -63,6 +64,30 @@ def choose_tile(num_rows: int, depth: int, *, gated: bool = False) -> ProductTil
 
 
 @triton.jit
+def _of_weight(
+    rows: tl.tensor,
+    at: tl.tensor,
+    inside: tl.tensor,
+    WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> tl.tensor:
+    """Elements ``at`` of some rows of the weight."""
+    if WHOLE:
+        found = tl.load(rows + at[None, :])
+    else:
+        present = inside[:, None] & (at < WIDTH)[None, :]
+        found = tl.load(rows + at[None, :], mask=present, other=0.0)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def _of_row(x: tl.tensor, at: tl.tensor, WIDTH: tl.constexpr, WHOLE: tl.constexpr) -> tl.tensor:
+    """Elements ``at`` of the only row."""
+    found = tl.load(x + at) if WHOLE else tl.load(x + at, mask=at < WIDTH, other=0.0)
+    return found.to(tl.float32)[None, :]
+
+
+@triton.jit
 def _one_row(
     x: tl.tensor,
     weight: tl.tensor,
@@ -74,32 +99,33 @@ def _one_row(
     WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Some columns of the only row; ``WIDTH`` elements are summed.
 
-    ``WHOLE``: no program has columns or turns past the end, and nothing is masked.
+    ``WHOLE``: no program has columns or turns past the end, and nothing is masked. What the first
+    turn needs of the weight is asked for before the row is there.
     """
+    let_next_start(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < num_columns
     lane = tl.arange(0, DEPTH)
     rows = weight + column.to(tl.int64)[:, None] * WIDTH
     up_rows = rows + num_columns.to(tl.int64) * WIDTH
-    acc = tl.zeros([COLUMNS, DEPTH], tl.float32)
-    up_acc = tl.zeros([COLUMNS, DEPTH], tl.float32)
-    for start in range(0, WIDTH, DEPTH):
+    acc = _of_weight(rows, lane, inside, WIDTH, WHOLE)
+    up_acc = acc
+    if GATED:
+        up_acc = _of_weight(up_rows, lane, inside, WIDTH, WHOLE)
+    wait_for_earlier(EARLY)
+    row = _of_row(x, lane, WIDTH, WHOLE)
+    acc *= row
+    up_acc *= row
+    for start in range(DEPTH, WIDTH, DEPTH):
         at = start + lane
-        if WHOLE:
-            row = tl.load(x + at).to(tl.float32)[None, :]
-            acc += tl.load(rows + at[None, :]).to(tl.float32) * row
-            if GATED:
-                up_acc += tl.load(up_rows + at[None, :]).to(tl.float32) * row
-        else:
-            present = inside[:, None] & (at < WIDTH)[None, :]
-            row = tl.load(x + at, mask=at < WIDTH, other=0.0).to(tl.float32)[None, :]
-            acc += tl.load(rows + at[None, :], mask=present, other=0.0).to(tl.float32) * row
-            if GATED:
-                up = tl.load(up_rows + at[None, :], mask=present, other=0.0)
-                up_acc += up.to(tl.float32) * row
+        row = _of_row(x, at, WIDTH, WHOLE)
+        acc += _of_weight(rows, at, inside, WIDTH, WHOLE) * row
+        if GATED:
+            up_acc += _of_weight(up_rows, at, inside, WIDTH, WHOLE) * row
     result = tl.sum(acc, 1)
     if bias is not None:
         result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
@@ -233,11 +259,12 @@ def _launch(
         tile = choose_tile(rows, width, gated=gated)
     grid = (triton.cdiv(columns, tile.columns),)
     if rows == 1:
+        early = starts_early(x)
         _one_row[grid](
             x, weight, bias, out, columns, WIDTH=width, GATED=gated,
             WHOLE=columns % tile.columns == 0 and width % tile.depth == 0,
-            COLUMNS=tile.columns, DEPTH=tile.depth,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            COLUMNS=tile.columns, DEPTH=tile.depth, EARLY=early,
+            num_warps=tile.num_warps, num_stages=tile.num_stages, launch_pdl=early,
         )  # fmt: skip
     else:
         _few_rows[grid](

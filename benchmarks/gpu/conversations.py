@@ -40,6 +40,14 @@ def pressure(bench: Bench) -> list[Row]:
         ),
         Row(f"{name}, median first token", statistics.median(ttfts), "ms", len(ttfts)),
         Row(f"{name}, p95 first token", percentile(ttfts, 95), "ms", len(ttfts)),
+        *(
+            Row(f"{name}, mean {label}", statistics.mean(parts), "ms", len(parts))
+            for label, parts in {
+                "queueing": [trace.cache.queue_ms for trace in traces],
+                "loading": [trace.cache.fetch_ms for trace in traces],
+                "computing": [trace.cache.prefill_ms for trace in traces],
+            }.items()
+        ),
         Row(f"{name}, history reused", sum(found.values()) / known, "x", len(ttfts)),
         *(Row(f"{name}, history from {tier}", n / known, "x") for tier, n in found.items()),
         Row(f"{name}, computed again after preemption", again, "tokens"),

@@ -30,7 +30,7 @@ from sessionkv.engine.movers import HostArena, Mover
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.journal import Journal
-from sessionkv.store.worker import LookedUp, StoreAnswer, StoreWorker
+from sessionkv.store.worker import LookedUp, StoreWorker
 from sessionkv.types import BlockMove, MoveOutcome, Tier, Transfer, TransferResult
 
 ABOUT = "blocks between device, host and disk in GB/s, against plain pinned copies"
@@ -56,7 +56,7 @@ class Bench:
         self.directory = StoreDirectory.open(folder / "store")
         cap = 4 * (sizes.disk_blocks + 64) * GEOMETRY.block_bytes
         blocks = BlockStore(self.directory, bytes(32), GEOMETRY, cap_bytes=cap)
-        self.answers: SimpleQueue[StoreAnswer] = SimpleQueue()
+        self.answers: SimpleQueue[object] = SimpleQueue()
         self.store = StoreWorker(Journal(self.directory), blocks, self.answers)
         pool = torch.zeros(
             (2 * sizes.blocks, GEOMETRY.block_bytes), dtype=torch.uint8, device=device

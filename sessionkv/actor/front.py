@@ -11,14 +11,13 @@ Every accepted turn ends in exactly one terminal event: a turn leaves ``_turns``
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from sessionkv.actor.blobs import kept_answer, request_digest
-from sessionkv.actor.front_turn import FrontTurn, Subscriber
+from sessionkv.actor.front_turn import FrontTurn, Subscriber, new_attempt
 from sessionkv.actor.writer import Writer
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import (
@@ -52,8 +51,6 @@ from sessionkv.ipc import messages as wire
 from sessionkv.types.portable import LOCAL_TENANT
 
 _log = logging.getLogger(__name__)
-
-_MAX_ATTEMPT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +212,10 @@ class Front:
                 self._attach(running, claim, connection, state, request)
                 return
         turn_id = self._new_id()
-        attempt = 1 if claim is None else _new_attempt()
+        attempt = 1 if claim is None else new_attempt()
         turn = FrontTurn(turn_id, state.tenant, claim, request.sampling, attempt)
         message = self._writer.submit(turn, request)
+        turn.is_kept = message.is_kept
         turn.subscribe(connection, request)
         self._turns[turn_id] = turn
         if claim is not None:
@@ -265,7 +263,10 @@ class Front:
             yield
         except Exception as failure:  # noqa: BLE001 - the front's one boundary beside requests
             _log.exception("the text of turn %d could not be made", turn.turn_id)
-            self.to_core.append(CancelTurn(turn.turn_id, error=_unexpected(failure)))
+            error = _unexpected(failure)
+            # Core may have ended it by then: a turn of which nothing is kept waits for no verdict.
+            turn.is_broken, turn.answer = True, wire.Failure.of(0, error)
+            self.to_core.append(CancelTurn(turn.turn_id, error=error))
 
     def _on_turn(
         self,
@@ -275,10 +276,8 @@ class Front:
         if isinstance(message, RenderTurn):
             self.to_core.append(self._writer.render(turn, message))
         elif isinstance(message, TurnFinished):
-            verdict, held_text = self._writer.judge(turn, message)
-            if held_text:
-                self._send_delta(turn, len(turn.token_ids), (), held_text, None)
-            self.to_core.append(verdict)
+            if not turn.is_broken:
+                self._judge(turn, message)
         elif isinstance(message, TurnCommitted):
             self._writer.remember(turn)
             self._end(turn, turn.answer)
@@ -287,10 +286,17 @@ class Front:
         else:
             self._end(turn, wire.Failure.of(0, message.error))
 
+    def _judge(self, turn: FrontTurn, finished: TurnFinished) -> None:
+        verdict, held_text = self._writer.judge(turn, finished)
+        if held_text:
+            self._send_delta(turn, len(turn.token_ids), (), held_text, None)
+        if turn.is_kept:
+            self.to_core.append(verdict)
+
     def _step_tokens(self, message: StepTokens) -> None:
         for new in message.turns:
             turn = self._turns.get(new.turn_id)
-            if turn is None or turn.stop is not None:
+            if turn is None or turn.stop is not None or turn.is_broken:
                 continue
             with self._ending_on_failure(turn):
                 self._push(turn, new)
@@ -379,14 +385,6 @@ class Front:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
-
-
-def _new_attempt() -> int:
-    """A number that no other run of a key has, whichever engine ran it.
-
-    Counting on from what a client knows would not do: another client may have come first.
-    """
-    return 1 + secrets.randbelow(_MAX_ATTEMPT)
 
 
 def _unexpected(failure: Exception) -> TurnFailed:

@@ -2,13 +2,13 @@
 
 ::
 
-    core thread  --put-->  frames  ==link==>  front: clients, text
-    main thread  <-------  frames  <==link==  front
-         `-----> inbox of core
+    core thread  <==link==>  front: clients, text
+    main thread  ---beats->
 
-The main thread reads whatever core is doing, so the front never waits for core; core waits in
-:meth:`FrontProcess.put` while the front is behind by more than the link holds. Either process
-notices at the link that the other is gone.
+Core's thread reads and writes the link itself, so that nobody has to be woken in between. The main
+thread gives signs of life, hears signals, and sees whether core or front is gone; it reads the link
+only for the front's last word, when core has left. Either process notices at the link that the
+other is gone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sessionkv.actor.front_link import FrontEnded, FrontStarted, StartFront, link_codec
-from sessionkv.engine.messages import CoreMessage, CoreStopped
+from sessionkv.actor.front_link import CoreEnd, FrontEnded, FrontStarted, StartFront, link_codec
+from sessionkv.engine.messages import CoreStopped
 from sessionkv.errors import ConnectionLost, EngineStartFailed
 from sessionkv.ipc.frames import FrameSocket
 from sessionkv.ipc.limits import LINGER_MS
@@ -49,12 +49,11 @@ _EXIT_S = LINGER_MS / 1000 + 2.0
 
 
 class FrontProcess:
-    """Starts, feeds and ends the front's process. A ``FrontSink``.
+    """Starts, watches and ends the front's process. The main thread's, but for :attr:`link`.
 
     Attributes:
-        stopped: Core's last message. Set by the core thread before that thread ends, so whoever
-            sees the thread ended first and None here after it knows that no word will come.
-        is_lost: The front ended before core did; the main thread's.
+        link: The core thread's: what it says and hears.
+        is_lost: The front ended before core did.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -66,7 +65,6 @@ class FrontProcess:
         Raises:
             EngineStartFailed: There can be no other process.
         """
-        self.stopped: CoreStopped | None = None
         self.is_lost = False
         self._codec = link_codec()
         self._beat = self._codec.encode([])
@@ -75,10 +73,8 @@ class FrontProcess:
         self._stop_asked_s = 0.0
         self._hurry_asked = False
         self._ended = False
-        # The core thread writes it, the main thread reads it; late is harmless.
-        self._waiting_since: float | None = None
-        self._early: list[bytes] = []
         self._frames, theirs = FrameSocket.pair()
+        self.link = CoreEnd(self._frames, self._codec)
         with listener, theirs:
             fds = (theirs.fileno(), listener.fileno())
             try:
@@ -94,6 +90,11 @@ class FrontProcess:
                 self._waker.close()
                 message = f"the engine's front could not be started ({error})"
                 raise EngineStartFailed(message) from None
+
+    @property
+    def stopped(self) -> CoreStopped | None:
+        """Core's last message; None before."""
+        return self.link.stopped
 
     @property
     def pid(self) -> int:
@@ -114,28 +115,12 @@ class FrontProcess:
         except ConnectionLost:
             raise EngineStartFailed("the engine's front died while it was started") from None
         # A client that came early may have asked already: its request lies right behind.
-        first, *self._early = frames
+        first, *early = frames
+        self.link.keep(early)
         started: FrontStarted
         (started,) = self._codec.decode(first)
         if started.error is not None:
             raise started.error
-
-    # FrontSink: the core's side
-
-    def put(self, messages: list[CoreMessage]) -> None:
-        """The core thread; waits while the front is far behind."""
-        if isinstance(messages[-1], CoreStopped):
-            self.stopped = messages[-1]
-        frame = self._codec.encode(messages)
-        self._waiting_since = time.monotonic()
-        try:
-            self._frames.send(frame)
-        except ConnectionLost:
-            return  # the main thread sees it too, and has core end
-        if self.stopped is None:
-            self._waiting_since = None
-
-    # The main thread
 
     def stop(self) -> None:
         """Begin to drain, or hurry the second time; :meth:`run` returns when it is done.
@@ -150,7 +135,7 @@ class FrontProcess:
         self._waker.wake()
 
     def run(self, host: CoreHost, on_stopping: Callable[[int], None] | None = None) -> None:
-        """Pass on what the front says until core has stopped and clients know, or one is lost.
+        """Watch both until core has stopped and clients know, or one is lost.
 
         Args:
             host: Of the core.
@@ -160,10 +145,9 @@ class FrontProcess:
         beat_s = min(host.setup.limits.heartbeat_s / 2, _LOOK_S)
         next_beat, draining, hurried = 0.0, False, False
         poller = select.poll()
-        poller.register(self._frames.fd, select.POLLIN)
+        poller.register(self._frames.fd, 0)  # its end alone: what it says is core's to read
         poller.register(self._waker.fd, select.POLLIN)
         try:
-            self._take_in(host, self._early)
             while not self._ended:
                 if not host.is_running and self.stopped is None:
                     _log.error("the engine's core ended without a word; the engine ends")
@@ -171,7 +155,7 @@ class FrontProcess:
                 now = time.monotonic()
                 if now >= next_beat:
                     next_beat = now + beat_s
-                    with suppress(ConnectionLost):  # told by receive, after all that was sent
+                    with suppress(ConnectionLost):  # told by its end, and with what it sent before
                         self._frames.send_if_free(self._beat)
                     self._give_up_if_stuck(now)
                 ready = dict(poller.poll(math.ceil(max(0.0, next_beat - now) * 1000)))
@@ -189,23 +173,32 @@ class FrontProcess:
                 if self._hurry_asked and not hurried:
                     hurried = True
                     host.hurry()
+                if self.link.has_left.is_set():
+                    poller.modify(self._frames.fd, select.POLLIN)
                 if self._frames.fd in ready:
-                    self._take_in(host, self._frames.receive())
+                    self._hear_the_end()
         except ConnectionLost:
             self.is_lost = True
             _log.error("the engine's front died; the engine ends")
 
-    def _take_in(self, host: CoreHost, frames: list[bytes]) -> None:
-        for frame in frames:
+    def _hear_the_end(self) -> None:
+        """The front is gone, or says its last word.
+
+        Raises:
+            ConnectionLost: It is gone without one.
+        """
+        if self.stopped is None:
+            raise ConnectionLost("the front ended before core did")
+        # It may have ended by itself, just after core's last word and before core knew that the
+        # word was handed over.
+        self.link.has_left.wait()
+        for frame in self._frames.receive():
             for message in self._codec.decode(frame):
-                if isinstance(message, FrontEnded):
-                    self._ended = True
-                else:
-                    host.inbox.put(message)
+                self._ended |= isinstance(message, FrontEnded)
 
     def _give_up_if_stuck(self, now: float) -> None:
         """An engine that is to end does not wait for a front that does nothing any more."""
-        since = self._waiting_since
+        since = self.link.waiting_since
         ending = self._stop_asked or self.stopped is not None
         if ending and since is not None and now - since > _PATIENCE_S:
             self._process.kill()
@@ -216,7 +209,7 @@ class FrontProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Wait for the process's end, or see to it. Nobody may call :meth:`put` any more."""
+        """Wait for the process's end, or see to it. Core has ended."""
         if not self._ended:
             self._process.kill()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,16 @@ from sessionkv.text.messages import Message
 from sessionkv.text.model import PROMPT_TAIL_TOKENS
 from sessionkv.text.output import ReplyStream
 from sessionkv.types import SamplingParams
+
+_MAX_ATTEMPT = 2**31 - 1
+
+
+def new_attempt() -> int:
+    """A number that no other run of a key has, whichever engine ran it.
+
+    Counting on from what a client knows would not do: another client may have come first.
+    """
+    return 1 + secrets.randbelow(_MAX_ATTEMPT)
 
 
 @dataclass(slots=True)
@@ -51,6 +62,8 @@ class FrontTurn:
         token_ids: Sampled so far.
         logprobs: One wire entry a token, where asked for.
         stop: The stop string that ended the reply, None until then.
+        is_kept: Something of it is journalled; set when the request is submitted.
+        is_broken: Its text could not be made: it ends with the error that :attr:`answer` tells.
         answer: The terminal event once the reply was judged.
     """
 
@@ -77,6 +90,8 @@ class FrontTurn:
         self.token_ids: list[int] = []
         self.logprobs: list[list[list[Any]]] = []
         self.stop: StopFound | None = None
+        self.is_kept = False
+        self.is_broken = False
         self.answer: Done | Failure = Failure(id=0)
 
     @property

@@ -1,7 +1,8 @@
 """A built engine's core on its own thread, and what its front is told and tells it.
 
 The same whether the front is a thread of this process or a process of its own: the sink takes
-core's messages there, and the front's come through :attr:`CoreHost.inbox`.
+core's messages there. The front's come through :attr:`CoreHost.inbox`: a thread puts them there, or
+core reads them itself from a source.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sessionkv.actor.front_setup import FrontSetup
 from sessionkv.config import EngineConfig
 from sessionkv.engine.build import BuiltEngine
 from sessionkv.engine.core import Core, FrontSink
-from sessionkv.engine.inbox import Inbox
+from sessionkv.engine.inbox import Inbox, Source
 from sessionkv.engine.messages import Drain
 from sessionkv.errors import EngineStartFailed
 from sessionkv.store.set_aside import SetAside
@@ -36,13 +37,21 @@ class CoreHost:
         setup: For the front.
     """
 
-    def __init__(self, built: BuiltEngine, config: EngineConfig, sink: FrontSink) -> None:
+    def __init__(
+        self,
+        built: BuiltEngine,
+        config: EngineConfig,
+        sink: FrontSink,
+        *,
+        source: Source[object] | None = None,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             built: Owned from here on; closed if this fails.
             config: The engine's.
             sink: Takes core's messages to the front.
+            source: Where the front's come from, unless threads of this process put them.
 
         Raises:
             ModelBroken: The model's text folder cannot be read.
@@ -60,6 +69,8 @@ class CoreHost:
             max_model_len=built.parts.runner.max_model_len,
             limits=config.limits,
         )
+        if source is not None:
+            built.inbox.read_from(source)
         self._core = Core(built.parts, built.inbox, sink)
         self._thread = threading.Thread(target=self._core.run, name="core", daemon=True)
 

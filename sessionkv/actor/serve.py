@@ -77,7 +77,8 @@ def run_serve(
         ):
             from sessionkv.actor.host import CoreHost  # while the front's libraries are loaded too
 
-            host = CoreHost(build_engine(config, progress=on_progress), config, front)
+            built = build_engine(config, progress=on_progress)
+            host = CoreHost(built, config, front.link, source=front.link)
             try:
                 front.begin(StartFront(listener.endpoint, host.setup))
                 _on_signals(front.stop)

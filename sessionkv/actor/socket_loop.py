@@ -36,11 +36,16 @@ class _Peer:
 
 
 class CoreLink(Protocol):
-    """The front's end of the way to core. What comes wakes the server's poll."""
+    """The front's end of the way to core: nothing here waits, and what comes ends a poll."""
 
     @property
     def is_empty(self) -> bool:
         """Whether :meth:`take` has nothing."""
+        ...
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something sent waits for room, and goes with a later :meth:`take`."""
         ...
 
     @property
@@ -76,7 +81,9 @@ class SocketLoop:
         next_tick = time.monotonic()
         while not self._stopped:
             wait_s = max(0.0, next_tick - time.monotonic()) if self._link.is_empty else 0.0
-            messages = self._server.poll(wait_s, max_messages=_READ_AT_ONCE)
+            messages = self._server.poll(
+                wait_s, max_messages=_READ_AT_ONCE, for_room=self._link.is_behind
+            )
             polled = time.monotonic()
             from_core = self._link.take()
             self._core_is_silent = self._link.is_silent  # as of now, however long the rest takes

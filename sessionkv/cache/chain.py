@@ -112,8 +112,9 @@ class TokenChain:
 
     def append(self, token_id: int) -> None:
         """Add one token; hashes a block when it completes it."""
-        self._token_ids.append(token_id)
-        if len(self._token_ids) % self.block_size == 0:
+        tokens = self._token_ids
+        tokens.append(token_id)
+        if len(tokens) % self.block_size == 0:
             self._hash_new_blocks()
 
     def extend(self, token_ids: Iterable[int]) -> None:

@@ -335,17 +335,18 @@ class KVCacheManager:
         O(blocks). Of one rank those known longest come first: the start of a history before its
         end.
         """
-        rank = self._residency.highest_rank
-        self._spiller.request(sorted(self._retained_dirty(), key=rank, reverse=True))
+        ranks = self._retained_dirty()
+        self._spiller.request(sorted(ranks, key=ranks.__getitem__, reverse=True))
 
     def num_retained_dirty(self) -> int:
         """Blocks that sessions want and the disk lacks; 0 where there is no disk. O(blocks)."""
         return len(self._retained_dirty()) if self._residency.disk else 0
 
-    def _retained_dirty(self) -> list[BlockHash]:
+    def _retained_dirty(self) -> dict[BlockHash, int]:
+        """Each with its rank, those known longest first."""
         rank = self._residency.highest_rank
         dirty = [e.record.key for e in self._residency.index if not e.on_disk]
-        return [key for key in dirty if rank(key) > UNRETAINED]
+        return {key: found for key in dirty if (found := rank(key)) > UNRETAINED}
 
     def drop_requests(self) -> None:
         """Start no more of the writes that were asked for."""

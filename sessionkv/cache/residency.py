@@ -268,7 +268,8 @@ class Residency:
 
     def highest_rank(self, key: BlockHash) -> int:
         """Rank of content in the tier that it is wanted in most."""
-        return max(self._retention.rank(key, tier) for tier in Tier)
+        rank = self._retention.rank
+        return max(rank(key, Tier.DEVICE), rank(key, Tier.HOST), rank(key, Tier.DISK))
 
     # -- room
 

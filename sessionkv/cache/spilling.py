@@ -97,6 +97,8 @@ class Spiller:
         wanted, residency.wanted = residency.wanted, 0
         self._learn_demand(Tier.DEVICE, max(residency.taken, wanted))
         residency.taken = 0
+        if not (wanted or self._host_wanted or self._requested) and self._has_room:
+            return []
         # A decode step changes nothing here: what needed no moves before needs none now.
         books = (residency.version, residency.device.num_free, residency.host.num_free)
         if not wanted and books == self._at_rest:
@@ -109,6 +111,14 @@ class Spiller:
         planned += self._write_requested()
         self._at_rest = None if planned or self._requested else books
         return planned
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether enough is free in both tiers that nothing has to be clean."""
+        device, host = self._residency.device, self._residency.host
+        return device.num_free >= self._ahead[Tier.DEVICE] and (
+            host.num_free >= self._ahead[Tier.HOST] or not host.num_blocks
+        )
 
     def _learn_demand(self, tier: Tier, taken: int) -> None:
         """Keep so much clean that whoever takes as many again waits for nothing.

@@ -134,6 +134,7 @@ def build_engine(
             loaded = replace(loaded, runner=wrap_runner(loaded.runner))
         stack.callback(loaded.runner.close)
         inbox: Inbox[object] = Inbox()
+        stack.callback(inbox.close)
         parts = _build_parts(config, loaded, directory, inbox, gates, stack)
         return BuiltEngine(
             parts=parts,

@@ -33,3 +33,7 @@ class CopyAttempt:
             except Exception:  # noqa: BLE001 whatever a device says
                 _log.exception("%d copies failed", self._count)
         return [False] * self._count
+
+    def hold_steps(self) -> list[bool] | None:
+        """See :class:`~sessionkv.engine.device_memory.Copying`. The step loop's thread."""
+        return None if self._copying is None else self._copying.hold_steps()

@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from sessionkv.engine.copy_attempts import CopyAttempt
 from sessionkv.engine.device_memory import Copy, DeviceMemory
 from sessionkv.engine.staging import StagedMoves, Staging
 from sessionkv.store.gates import Gates
-from sessionkv.store.worker import Answers, StoreWorker
+from sessionkv.store.worker import StoreWorker
 from sessionkv.types import BlockMove, MoveOutcome, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,38 @@ class _Started:
     attempt: CopyAttempt
 
 
+@dataclass(frozen=True, slots=True)
+class CopiesStarted:
+    """A fetch is under way; its answer follows when it has ended.
+
+    Attributes:
+        moves: Which of its moves are copied; the others could not be.
+    """
+
+    transfer: Transfer
+    moves: list[int]
+    attempt: CopyAttempt
+
+    def promise(self) -> TransferResult | None:
+        """Have all steps to come wait for the copies; what they will be answered with.
+
+        None where that cannot be said, and then nothing waits. The step loop's thread.
+        """
+        arrived = self.attempt.hold_steps()
+        if arrived is None:
+            return None
+        outcomes = _outcomes(self.transfer, self.moves, arrived)
+        return TransferResult(self.transfer.transfer_id, outcomes, 0.0)
+
+
+class MoverInbox(Protocol):
+    """Where the threads of movers put what they have to say. Thread-safe; never waits."""
+
+    def put(self, item: TransferResult | CopiesStarted, /) -> None:
+        """Take one message."""
+        ...
+
+
 class CopyLane:
     """Carries out what it is given, one answer each."""
 
@@ -68,7 +101,7 @@ class CopyLane:
         self,
         device: DeviceMemory,
         host_view: Callable[[int], memoryview],
-        inbox: Answers,
+        inbox: MoverInbox,
         *,
         gates: Gates,
     ) -> None:
@@ -77,7 +110,8 @@ class CopyLane:
         Args:
             device: The pool.
             host_view: Gives the bytes of a block of the host tier.
-            inbox: Takes the results.
+            inbox: Takes the results; and of each fetch, where copies run beside the thread, that
+                it was started.
             gates: Points where tests hold the thread.
         """
         self._device, self._host_view = device, host_view
@@ -192,6 +226,8 @@ class CopyLane:
         start = self._device.copy_in if ordered.is_fetch else self._device.copy_out
         attempt = CopyAttempt(start, list(copies.values()), ordered.fence)
         self._started.append(_Started(transfer, gate, started_s, list(copies), attempt))
+        if ordered.is_fetch and self._device.view is None:
+            self._inbox.put(CopiesStarted(transfer, list(copies), attempt))
 
     def _copies(self, moves: Sequence[BlockMove], *, is_fetch: bool) -> dict[int, Copy]:
         """The copies of the moves whose host memory can be had, by place in ``moves``."""
@@ -207,16 +243,24 @@ class CopyLane:
     def _finish(self) -> None:
         """Answer the transfer that was started first."""
         done = self._started.popleft()
-        outcomes = [MoveOutcome.IO_ERROR] * len(done.transfer.moves)
-        for i, has_arrived in zip(done.moves, done.attempt.wait(), strict=True):
-            if has_arrived:
-                outcomes[i] = MoveOutcome.OK
+        outcomes = _outcomes(done.transfer, done.moves, done.attempt.wait())
         now_s = time.monotonic()
         # The transfer before may still have been under way when this one was started.
         elapsed_s = now_s - max(done.started_s, self._answered_s)
         self._answered_s = now_s
         self._gates.pass_through(f"after_{done.gate}")
-        self._inbox.put(TransferResult(done.transfer.transfer_id, tuple(outcomes), elapsed_s))
+        self._inbox.put(TransferResult(done.transfer.transfer_id, outcomes, elapsed_s))
+
+
+def _outcomes(
+    transfer: Transfer, moves: Sequence[int], arrived: Sequence[bool]
+) -> tuple[MoveOutcome, ...]:
+    """Of all moves of a transfer, by whether those that were copied have arrived."""
+    outcomes = [MoveOutcome.IO_ERROR] * len(transfer.moves)
+    for i, has_arrived in zip(moves, arrived, strict=True):
+        if has_arrived:
+            outcomes[i] = MoveOutcome.OK
+    return tuple(outcomes)
 
 
 def refused(transfer: Transfer) -> TransferResult:

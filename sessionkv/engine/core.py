@@ -18,8 +18,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sessionkv.cache.invariants import InvariantBroken
+from sessionkv.engine.arrivals import Arrivals
 from sessionkv.engine.calls import CallDesk, sessions_named
 from sessionkv.engine.commits import Commits, PendingCommit
+from sessionkv.engine.copy_lanes import CopiesStarted
 from sessionkv.engine.draining import Drainer
 from sessionkv.engine.durability import DurabilityDesk
 from sessionkv.engine.housekeeping import Chore, Housekeeping
@@ -42,6 +44,7 @@ from sessionkv.engine.messages import (
     Verdict,
 )
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.promised_loads import PromisedLoads
 from sessionkv.engine.steps import Steps
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
@@ -59,6 +62,8 @@ _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 """How often deadlines and expiries are looked at."""
+_COMPANY_S = 0.004
+"""Most time for which turns are taken in beside a new step before the next is planned."""
 _QUIET_S = 5.0
 """Time without a step after which the books are checked: nobody is likely to wait then."""
 _HOUSEKEEPING_S = 1.0
@@ -98,6 +103,7 @@ class Core:
         self._front = front
         self._clock = clock
         self._wall = wall
+        self._arrivals = Arrivals(inbox.drain, clock)
         self._commits = Commits(parts.tree, parts.store)
         self._turns = TurnDesk(parts, self._commits)
         self._calls = CallDesk(parts, self._commits, self._turns)
@@ -109,6 +115,7 @@ class Core:
         self._steps = Steps(parts, clock)
         self._computing = False
         self._moves: dict[int, Transfer] = {}
+        self._promised = PromisedLoads(parts.scheduler)
         self._unchecked_since: float | None = None
 
     @property
@@ -153,7 +160,8 @@ class Core:
             device   | step n                | step n+1                        | step n+2
             core       plan n+1 | wait for n | commit n | plan n+2 | wait for n+1 | ...
 
-        Moves are handed out before anything is launched, so that they do not wait for it.
+        Moves are handed out before anything is launched, so that they do not wait for it. Turns
+        seldom come alone: who comes soon after the first is not to wait for two steps.
         """
         scheduler, steps = self._parts.scheduler, self._steps
         plan = None if steps else scheduler.schedule(self._clock())
@@ -161,12 +169,16 @@ class Core:
         if plan is not None:
             for start in plan.starts:
                 self._turns.started(start.seq_id)
-            steps.launch(plan)
+            began = self._clock()
+            steps.launch(plan, is_held=bool(self._promised))
         self._computing = bool(steps)
         if not steps:
             return
         self._unchecked_since = self._clock()
         if steps.may_go_on:
+            if plan is not None:
+                # What one token takes is left for planning.
+                self._take_turns(began + self._parts.planner.rates.added_s(plan.num_tokens))
             ahead = scheduler.schedule_ahead(self._clock())
             if ahead is not None:
                 steps.launch(ahead)
@@ -183,11 +195,10 @@ class Core:
 
     def _start_moves(self) -> None:
         parts = self._parts
+        self._submit(parts.scheduler.take_loads())  # the bus is not to wait for what follows
         for seq_id, query in parts.scheduler.take_lookups():
             parts.store.lookup(seq_id, query)
-        for transfer in parts.scheduler.take_transfers():
-            self._moves[transfer.transfer_id] = transfer
-            parts.mover.submit(transfer)
+        self._submit(parts.scheduler.take_transfers())
         for receipt_id in parts.scheduler.take_receipts():
             parts.store.release(receipt_id)
         stale = parts.kv.take_stale()
@@ -198,16 +209,27 @@ class Core:
             parts.store.ranks_fell(fallen)
         self._calls.finish_flushes()
 
+    def _submit(self, transfers: list[Transfer]) -> None:
+        for transfer in transfers:
+            self._moves[transfer.transfer_id] = transfer
+            self._parts.mover.submit(transfer)
+
     # What comes in ---------------------------------------------------------------------------
 
     def _take_in(self) -> None:
-        for message in self.inbox.drain(self._patience_s()):
+        for message in self._arrivals.take(self._patience_s()):
             self._guarded(self._handle, message, message)
             self._serve_ready()
         now = self._clock()
         if now >= self._tick_at:
             self._tick_at = now + _TICK_S
             self._tick(now)
+            self._serve_ready()
+
+    def _take_turns(self, until_s: float) -> None:
+        """Take in turns while a step is new and the device has work for longer."""
+        for turn in self._arrivals.turns_until(min(until_s, self._clock() + _COMPANY_S)):
+            self._guarded(self._handle, turn, turn)
             self._serve_ready()
 
     def _serve_ready(self) -> None:
@@ -261,6 +283,8 @@ class Core:
             self._loader.answered(message)
         elif isinstance(message, TransferResult):
             self._moved(message, now)
+        elif isinstance(message, CopiesStarted):
+            self._promised.started(message, now)
         elif isinstance(message, LookedUp):
             self._parts.scheduler.on_receipt(message.ticket, message.receipt)
         elif isinstance(message, StopAt):
@@ -341,7 +365,8 @@ class Core:
     def _moved(self, result: TransferResult, now: float) -> None:
         parts = self._parts
         transfer = self._moves.pop(result.transfer_id)
-        parts.scheduler.on_transfer(result, now)
+        if not self._promised.settle(result):
+            parts.scheduler.on_transfer(result, now)
         self._count_move(transfer, result)
         if self._writes and transfer.dst is Tier.DISK:
             self._writes.answer_written(now)

@@ -8,7 +8,9 @@ before it is submitted until its answer has been taken in, and core submits, tak
 steps on one thread. So, of the steps launched *before* the submit, the fence taken then waits for
 all: what a spill reads has been written, and what a fetch overwrites is read no more. Of the steps
 launched *between* submit and answer, none touches a leased block. And a step launched *after* the
-answer comes after the copy, since a mover answers only when the copy has ended. All this holds with
+answer comes after the copy, since a mover answers only when the copy has ended; or else core had
+the steps held behind the copy before it took its end for granted, and every fence taken since is
+behind them. All this holds with
 two steps in flight: a sequence that ends while a step computes it keeps its leases until that step
 has been collected.
 """
@@ -36,6 +38,15 @@ class Copying(Protocol):
 
         Raises:
             Exception: None of them can be relied on.
+        """
+        ...
+
+    def hold_steps(self) -> list[bool] | None:
+        """Have all steps to come, and fences, come behind the copies; what :meth:`wait` will say.
+
+        None where that cannot be said before, and then nothing is held. Should the wait say
+        otherwise or raise, the device has failed and no step that was held ends well. The step
+        loop's thread only; never waits.
         """
         ...
 
@@ -83,6 +94,10 @@ class Copied:
     arrived: list[bool]
 
     def wait(self) -> list[bool]:
+        """See :class:`Copying`."""
+        return self.arrived
+
+    def hold_steps(self) -> list[bool]:
         """See :class:`Copying`."""
         return self.arrived
 

@@ -9,6 +9,7 @@ BUCKETS_PER_OCTAVE = 8
 _LOWEST_EXPONENT = -20
 _OCTAVES = 40
 _NUM_BUCKETS = _OCTAVES * BUCKETS_PER_OCTAVE
+_SHORTEST_S = 2.0**_LOWEST_EXPONENT
 
 
 class Histogram:
@@ -25,9 +26,10 @@ class Histogram:
     def observe(self, seconds: float, count: int = 1) -> None:
         """Add ``count`` observations of one length. O(1)."""
         index = 0
-        if seconds > 0.0:
+        if seconds > _SHORTEST_S:
             index = int((math.log2(seconds) - _LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE)
-            index = min(max(index, 0), _NUM_BUCKETS - 1)
+            if index >= _NUM_BUCKETS:
+                index = _NUM_BUCKETS - 1
         self._buckets[index] += count
         self.count += count
         self.total_s += seconds * count

@@ -15,13 +15,16 @@ A turn in order::
     core -> front   TurnFinished          (what ran, where it would be journalled, what it cost)
     front -> core   Verdict               (what of it the log keeps)
     core -> front   TurnCommitted         (journalled: the terminal event may go out)
+
+A turn that is not kept (:attr:`SubmitTurn.is_kept`) is not judged, and waits for no journal: core
+says TurnCommitted right behind TurnFinished, in the same batch, and there is no Verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sessionkv.errors import SessionKVError
 from sessionkv.ipc.messages import Request
@@ -76,6 +79,11 @@ class SubmitTurn:
     deadline_s: float | None = None
     use_cache: bool = True
     claim: KeyClaim | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether something of it is journalled: a turn of its session, or its key's answer."""
+        return self.session is not None or self.claim is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +266,8 @@ FrontMessage = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TurnTokens:
-    """New tokens of one turn.
+class TurnTokens(NamedTuple):
+    """New tokens of one turn; a named tuple, as one is made for every token.
 
     Attributes:
         offset: Number of tokens sampled before them.
@@ -284,7 +291,9 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True)
 class TurnFinished:
-    """A turn ended by itself, by StopAt or by a keeping cancel; core waits for the verdict.
+    """A turn ended by itself, by StopAt or by a keeping cancel.
+
+    Core waits for the verdict, unless nothing of the turn is journalled.
 
     Attributes:
         num_output_tokens: Tokens sampled that count; all were sent in :class:`StepTokens`.
@@ -303,7 +312,7 @@ class TurnFinished:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """The turn is durable."""
+    """The turn is over, and durable where something of it is journalled."""
 
     turn_id: int
 

@@ -136,25 +136,16 @@ class Metrics:
                 was launched later: what each token it sampled waited.
             num_dropped: Sequences that it decoded for nothing, as they had ended before.
         """
-        prompt_tokens = 0
-        sampled = decoded = -num_dropped
-        started = {start.seq_id for start in plan.starts}
-        for step in plan.steps:
-            num_tokens = len(step.token_ids)
-            if not step.sample:
-                prompt_tokens += num_tokens
-                continue
-            sampled += 1
-            # A single token that samples is the last output, or the end of a prompt found cached.
-            if num_tokens == 1 and step.seq_id not in started:
-                decoded += 1
-            else:
-                prompt_tokens += num_tokens
+        num_steps, num_tokens, sampled = len(plan.steps), plan.num_tokens, plan.num_samples
+        decoded = num_steps
+        if plan.starts or not num_tokens == sampled == num_steps:
+            decoded = _num_decoded(plan)
         totals = self._totals
         totals.steps += 1
-        self._batch = len(plan.steps)
-        totals.computed_prompt_tokens += prompt_tokens
-        totals.generation_tokens += sampled
+        self._batch = num_steps
+        totals.computed_prompt_tokens += num_tokens - decoded
+        totals.generation_tokens += sampled - num_dropped
+        decoded -= num_dropped
         self._durations["step"].observe(elapsed_s)
         if decoded:
             self._durations["inter_token"].observe(elapsed_s, decoded)
@@ -313,6 +304,18 @@ class Metrics:
         """Bytes that went up and down between tiers."""
         up = sum(m.bytes for (a, b), m in self._moves.items() if a.rank > b.rank)
         return up, sum(m.bytes for m in self._moves.values()) - up
+
+
+def _num_decoded(plan: StepPlan) -> int:
+    """Sequences that computed their last output; the rest of the tokens is of prompts.
+
+    A single token that samples is that, or the end of a prompt found cached.
+    """
+    started = {start.seq_id for start in plan.starts}
+    return sum(
+        step.sample and len(step.token_ids) == 1 and step.seq_id not in started
+        for step in plan.steps
+    )
 
 
 def _share(part: int, whole: int) -> float:

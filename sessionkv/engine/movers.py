@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from sessionkv.engine.copy_lanes import CopyLane, Ordered, refused
+from sessionkv.engine.copy_lanes import CopyLane, MoverInbox, Ordered, refused
 from sessionkv.engine.device_memory import DeviceMemory, reserve
 from sessionkv.engine.staging import READ_PIECES, STAGING_BYTES, WRITE_PIECES, Staging
 from sessionkv.store.gates import OPEN_GATES, Gates
-from sessionkv.store.worker import Answers, StoreWorker
+from sessionkv.store.worker import StoreWorker
 from sessionkv.types import Tier, Transfer
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Mover:
         device: DeviceMemory,
         host: HostArena,
         store: StoreWorker,
-        inbox: Answers,
+        inbox: MoverInbox,
         *,
         staging_bytes: int = STAGING_BYTES,
         gates: Gates = OPEN_GATES,
@@ -73,7 +73,8 @@ class Mover:
             device: The runner's memory.
             host: The host tier; of 0 blocks when it is off.
             store: Where DISK transfers go.
-            inbox: Takes one ``TransferResult`` for each transfer.
+            inbox: Takes one ``TransferResult`` for each transfer, and of some before it that they
+                were started.
             staging_bytes: Most memory for each direction between disk and device, but at least two
                 blocks; only where the pool is not in host memory.
             gates: Points where tests hold the threads.

@@ -75,11 +75,10 @@ class MeasuredRates:
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step was computed. One that mixes prefill and decode tells neither's cost."""
         self.last_step_s = seconds
-        num_single = sum(len(step.token_ids) == 1 for step in plan.steps)
-        if num_single == len(plan.steps):
+        tokens = plan.num_tokens
+        if tokens == len(plan.steps):
             self._observe_fixed(seconds)
-        elif num_single == 0:
-            tokens = plan.num_tokens
+        elif all(len(step.token_ids) > 1 for step in plan.steps):
             attended = sum(
                 len(step.token_ids) * (step.start + len(step.token_ids) / 2) for step in plan.steps
             )
@@ -145,6 +144,10 @@ class MeasuredRates:
         token_s, attended_s = self._prefill.coefficients()
         fixed = -(-tokens // max(step_tokens, 1)) * (self._fixed_s or 0.0)
         return fixed + tokens * (token_s + attended_s * (start + end) / 2)
+
+    def added_s(self, num_tokens: int) -> float:
+        """Seconds that so many tokens add to a step, without what they attend to; 0 is unknown."""
+        return num_tokens * self._prefill.coefficients()[0]
 
     def load_costs(self, tier: Tier) -> tuple[float, float]:
         """Seconds a block, and seconds a load besides, of loading from a tier; 0 where unknown."""

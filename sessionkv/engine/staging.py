@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from sessionkv.engine.copy_attempts import CopyAttempt
 from sessionkv.engine.device_memory import DeviceMemory, reserve
-from sessionkv.store.worker import Answers, Results, StoreWorker
+from sessionkv.store.worker import Results, StoreWorker
 from sessionkv.types import MoveOutcome, Tier, Transfer, TransferResult
 
 STAGING_BYTES = 128 * 2**20
@@ -111,7 +111,7 @@ class StagedMoves:
         staging: Staging,
         store: StoreWorker,
         *,
-        inbox: Answers,
+        inbox: Results,
         reply_to: Results,
     ) -> None:
         """Nothing is under way.

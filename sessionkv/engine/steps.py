@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.runner import LaunchedStep
@@ -19,13 +19,13 @@ from sessionkv.types import StepPlan
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(NamedTuple):
     """``step`` is the exception where it could not be launched."""
 
     plan: StepPlan
     step: LaunchedStep | Exception
     at_s: float
+    is_held: bool
 
 
 class Steps:
@@ -49,43 +49,47 @@ class Steps:
             return False
         return self._parts.runner.plans_ahead
 
-    def launch(self, plan: StepPlan) -> None:
-        """Have the runner begin with a plan."""
+    def launch(self, plan: StepPlan, *, is_held: bool = False) -> None:
+        """Have the runner begin with a plan; ``is_held`` is one that waits for copies first."""
         began = self._clock()
         step: LaunchedStep | Exception
         try:
             step = self._parts.runner.launch(plan)
         except Exception as failure:  # noqa: BLE001 - the actor's one boundary
             step = failure
-        self._in_flight.append(_InFlight(plan, step, began))
+        self._in_flight.append(_InFlight(plan, step, began, is_held))
 
     def collect(self) -> list[SequenceEvent]:
         """Wait for the oldest step and commit it; what it did to its sequences."""
         oldest = self._in_flight.popleft()
-        plan, scheduler = oldest.plan, self._parts.scheduler
-        began = max(oldest.at_s, self._collected_at)
+        plan, step, launched_at, _ = oldest
+        scheduler = self._parts.scheduler
+        began = max(launched_at, self._collected_at)
         try:
-            if isinstance(oldest.step, Exception):
-                raise oldest.step
-            output = oldest.step.result()
+            if isinstance(step, Exception):
+                raise step
+            output = step.result()
         except Exception as failure:  # noqa: BLE001 - the actor's one boundary
             _log.exception("step %d failed", plan.step_id)
             self._collected_at = self._clock()
             return scheduler.fail_step(plan, failure)
         now = self._collected_at = self._clock()
         events = scheduler.commit(plan, output, now)
-        self._count(plan, events, now - began)
+        self._count(oldest, events, now - began)
         return events
 
-    def _count(self, plan: StepPlan, events: list[SequenceEvent], elapsed_s: float) -> None:
+    def _count(self, step: _InFlight, events: list[SequenceEvent], elapsed_s: float) -> None:
         """Count a step by the time for which nobody else had the device.
 
-        One that was made ahead may have ended long before it was collected: what it costs is not
-        known, and the planner does not learn from it.
+        One that was made ahead may have ended long before it was collected, and one that was held
+        began late: what it costs is not known, and the planner does not learn from it.
         """
+        plan = step.plan
         if plan.is_ahead:
             num_tokens = sum(event.token is not None for event in events)
             self._parts.metrics.step(plan, elapsed_s, num_dropped=len(plan.steps) - num_tokens)
         else:
             self._parts.metrics.step(plan, elapsed_s)
+            if step.is_held:
+                return
             self._parts.planner.rates.observe_step(plan, elapsed_s)

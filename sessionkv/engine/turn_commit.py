@@ -14,16 +14,14 @@ from sessionkv.errors import TurnFailed
 from sessionkv.types import BlockHash, KeyRecord
 
 
-def commit_of(
-    turn: ActiveTurn, verdict: Verdict, parts: CoreParts, wall: float
-) -> PendingCommit | None:
+def commit_of(turn: ActiveTurn, verdict: Verdict, parts: CoreParts, wall: float) -> PendingCommit:
     """End the turn's sequence and apply the turn to the tree.
 
     Returns:
-        What the journal is to be handed; None when there is nothing to keep.
+        What the journal is to be handed.
 
     Raises:
-        SessionKVError: The tree refuses the turn, or it never ran.
+        SessionKVError: The tree refuses the turn, it never ran, or nothing of it is kept.
     """
     tree, ask, claim = parts.tree, turn.ask, turn.ask.claim
     key = None
@@ -44,10 +42,9 @@ def commit_of(
             key=key,
         )
         return PendingCommit(change, done, turn_id=ask.turn_id, recomputed=again)
-    if key is not None:
-        change = tree.record_key(key, now=wall)
-        return PendingCommit(change, done, turn_id=ask.turn_id)
-    return None
+    if key is None:
+        raise TurnFailed("nothing of the turn is kept")
+    return PendingCommit(tree.record_key(key, now=wall), done, turn_id=ask.turn_id)
 
 
 def _recomputed(turn: ActiveTurn, parts: CoreParts) -> tuple[BlockHash, ...]:

@@ -242,16 +242,12 @@ class TurnDesk:
         if turn is None or turn.phase is not Phase.JUDGING:
             return
         try:
-            commit = commit_of(turn, message, self._parts, wall)
-            if commit is not None:
-                self._commits.submit(commit)
+            self._commits.submit(commit_of(turn, message, self._parts, wall))
         except SessionKVError as error:
             self._leave(turn, TurnDropped(message.turn_id, error), now)
             return
         turn.phase = Phase.COMMITTING
         turn.calls_tool = message.calls_tool
-        if commit is None:
-            self._leave(turn, TurnCommitted(message.turn_id), now)
 
     # From the step loop ----------------------------------------------------------------------
 
@@ -263,22 +259,26 @@ class TurnDesk:
 
     def take_events(self, events: list[SequenceEvent], now: float) -> None:
         """Pass on what a step sampled, and end what it ended."""
-        sampled = tuple(
-            TurnTokens(
-                event.seq_id,
-                event.num_output_tokens - 1,
-                (event.token.token_id,),
-                (event.token.logprobs,) if event.token.logprobs else (),
-                ends_turn=event.stop_token_id is not None,
-            )
-            for event in events
-            if event.token is not None
-        )
-        if sampled:
-            self.out.append(StepTokens(sampled))
+        sampled: list[TurnTokens] = []
+        ended: list[SequenceEvent] = []
         for event in events:
-            if event.finish is None and event.error is None:
-                continue
+            seq_id, token, num_tokens, finish, stop_token_id, error = event
+            if token is not None:
+                token_id, logprobs = token
+                sampled.append(
+                    TurnTokens(
+                        seq_id,
+                        num_tokens - 1,
+                        (token_id,),
+                        (logprobs,) if logprobs else (),
+                        stop_token_id is not None,
+                    )
+                )
+            if finish is not None or error is not None:
+                ended.append(event)
+        if sampled:
+            self.out.append(StepTokens(tuple(sampled)))
+        for event in ended:
             turn = self.active[event.seq_id]
             if event.error is not None:
                 turn.sequence = None
@@ -306,6 +306,12 @@ class TurnDesk:
             cache=cache,
         )
         self.out.append(turn.finished)
+        if not turn.ask.is_kept:
+            self._parts.scheduler.release(
+                turn.ask.turn_id, sequence.num_prompt_tokens + event.num_output_tokens
+            )
+            turn.sequence = None
+            self._leave(turn, TurnCommitted(turn.ask.turn_id), now)
 
     def durable(self, turn_id: int, now: float) -> None:
         """The journal has the turn."""

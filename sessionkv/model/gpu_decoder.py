@@ -30,6 +30,7 @@ class GpuDecoder:
     Attributes:
         spec: What the model is made of.
         weights_bytes: Memory of the weights, a tied embedding counted once.
+        layer_weights: Elements of a layer's matrices.
     """
 
     def __init__(self, spec: ModelSpec, weights: WeightFiles, *, max_model_len: int) -> None:
@@ -58,6 +59,7 @@ class GpuDecoder:
         self.weights_bytes = self._embedding.nbytes + (0 if output is None else output.nbytes)
         for layer in self._layers:
             self.weights_bytes += sum(w.nbytes for w in matrices(layer))
+        self.layer_weights = sum(w.numel() for w in matrices(self._layers[0]))
 
     @torch.inference_mode()
     def plan_calls(self) -> None:

@@ -114,11 +114,13 @@ class SamplingParams:
 
 
 def _number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
+    is_number = False
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if low <= value <= high and not (above and value == low):  # false for what is not finite
+            return
+        is_number = isinstance(value, int) or math.isfinite(value)
     allowed = f"{'above' if above else 'from'} {low:g} to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequest(f"sampling.{name}", value, f"a number {allowed}")
-    if not low <= value <= high or (above and value == low):
-        raise InvalidRequest(f"sampling.{name}", value, allowed)
+    raise InvalidRequest(f"sampling.{name}", value, allowed if is_number else f"a number {allowed}")
 
 
 def _integer(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:

@@ -23,9 +23,12 @@ class DeferredDevice:
         failing: Numbers of the copies, by direction from 0, that raise: ``("start" | "wait", "in" |
             "out", number)``.
         gates: ``wait_in`` and ``wait_out`` hold whoever waits for copies.
+        promises: Whether copies tell what will become of them where steps are held behind them; a
+            step that is held runs with them made, and no sooner.
     """
 
     view = None
+    promises = False
 
     def __init__(
         self, num_blocks: int, block_bytes: int, *shut: str, memory: memoryview | None = None
@@ -95,6 +98,15 @@ class _Deferred:
         self.device, self.way, self.number = device, way, number
         self.copies, self.after = copies, after
         self.is_waited_for = False
+        self.arrived: list[bool] | None = None
+        self._making = threading.Lock()
+
+    def hold_steps(self) -> list[bool] | None:
+        device = self.device
+        assert device._loop == threading.get_ident(), "only the step loop holds its steps"
+        if not device.promises:
+            return None
+        return self._made()
 
     def wait(self) -> list[bool]:
         assert not self.is_waited_for
@@ -103,10 +115,17 @@ class _Deferred:
         device.gates.pass_through(f"wait_{self.way}")
         if ("wait", self.way, self.number) in device.failing:
             raise RuntimeError("told to fail")
-        device.run_steps(self.after.num_steps)
-        arrived = [self._copy(block, memory) for block, memory in self.copies]
+        arrived = self._made()
         device.log.append(("end", self.way, tuple(block for block, _ in self.copies)))
         return arrived
+
+    def _made(self) -> list[bool]:
+        """Make the copies, once."""
+        with self._making:
+            if self.arrived is None:
+                self.device.run_steps(self.after.num_steps)
+                self.arrived = [self._copy(block, memory) for block, memory in self.copies]
+        return self.arrived
 
     def _copy(self, block: int, memory: memoryview) -> bool:
         if block in self.device.bad_blocks:

@@ -233,6 +233,7 @@ class ThreadLink:
     """Core and front as threads of one process: a ``FrontSink`` and a ``CoreLink``."""
 
     is_silent = False
+    is_behind = False
 
     def __init__(self, server: RouterServer) -> None:
         self._server = server

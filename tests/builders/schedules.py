@@ -68,6 +68,7 @@ def make_scheduler(
     *,
     step_tokens: int = 32,
     shared_tokens: int | None = None,
+    small_tokens: int = 0,
     max_model_len: int = 64,
     policy: LoadPolicy | None = None,
     **config: object,
@@ -77,7 +78,7 @@ def make_scheduler(
         kv,
         policy or LoadAll(),
         config=SchedulerConfig(**config),
-        budget=StepBudget(step_tokens, shared_tokens or step_tokens),
+        budget=StepBudget(step_tokens, shared_tokens or step_tokens, small_tokens),
         max_model_len=max_model_len,
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from sessionkv.engine.copy_lanes import CopiesStarted
 from sessionkv.engine.device_memory import DeviceMemory, HostPool
 from sessionkv.engine.movers import HostArena, Mover
 from sessionkv.store.block_store import BlockStore
@@ -35,6 +36,20 @@ class Pool:
         return HostPool(self.block_view)
 
 
+class TierAnswers(SimpleQueue[StoreAnswer]):
+    """Answers; what is told of fetches before these is kept beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[CopiesStarted] = []
+
+    def put(self, item: StoreAnswer | CopiesStarted, *_: Any, **__: Any) -> None:
+        if isinstance(item, CopiesStarted):
+            self.started.append(item)
+        else:
+            super().put(item)
+
+
 class Tiers:
     """Device and host of ``num_blocks``, a disk, and the mover between them.
 
@@ -51,7 +66,7 @@ class Tiers:
         disk: bool = True,
     ) -> None:
         self.directory = StoreDirectory.open(path)
-        self.answers: SimpleQueue[StoreAnswer] = SimpleQueue()
+        self.answers = TierAnswers()
         self.gates = Gates(*shut)
         self.pool: Any = Pool(num_blocks)
         self.host = HostArena(num_blocks, BLOCK)

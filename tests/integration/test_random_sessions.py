@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from sessionkv.engine.checksum_runner import ChecksumRunner
 from sessionkv.engine.device_memory import Copy, Copying
+from sessionkv.engine.promised_loads import PromisedLoads
+from sessionkv.types import TransferResult
 from tests.builders.deferred_device import DeferredDevice
 from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine, oracle
 from tests.builders.random_sessions import Mix, Tally, run_sessions
@@ -196,6 +198,16 @@ class BehindCopies(ChecksumRunner):
         return self._device
 
 
+class PromisedCopies(BehindCopies):
+    """Steps may be held behind copies that are under way."""
+
+    @property
+    def memory(self) -> Any:
+        device = super().memory
+        device.promises = True
+        return device
+
+
 def test_a_pool_that_only_copies_reach(store: Path) -> None:
     config = engine_config(store, blocks=100, host_blocks=40, disk_bytes=32 * MIB)
     with open_engine(config, runner={"runner_type": BehindCopies}) as engine:
@@ -208,6 +220,28 @@ def test_a_pool_that_only_copies_reach(store: Path) -> None:
             assert moves[way]["blocks"] > 0, way
         assert moves["host_to_device"]["failed_blocks"] > 0
         assert moves["disk_to_device"]["failed_blocks"] > 0
+
+
+def test_steps_behind_copies_that_have_not_ended(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promised: list[int] = []
+    settle = PromisedLoads.settle
+
+    def counted(self: PromisedLoads, result: TransferResult) -> bool:
+        was_promised = settle(self, result)
+        promised.extend([result.transfer_id] * was_promised)
+        return was_promised
+
+    monkeypatch.setattr(PromisedLoads, "settle", counted)
+    config = engine_config(store, blocks=60, host_blocks=200, disk_bytes=32 * MIB)
+    with open_engine(config, runner={"runner_type": PromisedCopies}) as engine:
+        _, logs = run_sessions(engine, seed=12, sessions=16, turns=6, workers=2)
+        engine.assert_ledger()
+        assert_disk_figures(engine, store)
+        assert_logs(engine, logs)
+        assert engine.stats()["transfers"]["host_to_device"]["failed_blocks"] > 0
+    assert len(promised) > 10
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,9 +1,17 @@
 """Whole engines that launch the next step before the last one is collected."""
 
+import pytest
+
+from benchmarks.keeping import KeepingFront
+from sessionkv.engine import core
+from sessionkv.engine.checksum_runner import ChecksumRunner
+from sessionkv.engine.messages import OpenSession, StopAt, SubmitTurn
+from sessionkv.engine.rates import MeasuredRates
+from sessionkv.engine.runner import LaterResult
 from sessionkv.text.builtin import IM_END
 from sessionkv.types import FinishReason, StepPlan
 from tests.builders.checksum import tokens
-from tests.builders.engine import engine_config, greedy, open_engine, oracle
+from tests.builders.engine import Building, engine_config, greedy, open_engine, oracle
 
 AHEAD = {"plans_ahead": True}
 
@@ -43,3 +51,38 @@ def test_what_follows_an_end_token_is_computed_for_nothing_and_leaves_nothing() 
         # As ever, the last token of a turn has no KV.
         assert follow.cache.device_tokens == 11
         engine.assert_ledger()
+
+
+def turn(turn_id: int, prompt: list[int], count: int) -> SubmitTurn:
+    return SubmitTurn(
+        turn_id, "local", f"s{turn_id}", prompt, 0, b"", b"", greedy(count), frozenset()
+    )
+
+
+def test_who_comes_beside_a_new_step_is_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ended by what is no turn, not by the time.
+    monkeypatch.setattr(core, "_COMPANY_S", 60.0)
+    monkeypatch.setattr(MeasuredRates, "added_s", lambda rates, num_tokens: 60.0)
+    plans: list[StepPlan] = []
+
+    class Crowded(ChecksumRunner):
+        def launch(self, plan: StepPlan) -> LaterResult:
+            plans.append(plan)
+            if len(plans) == 1:
+                built.inbox.put(turn(2, tokens(5), 2))
+            if len(plans) <= 2:
+                built.inbox.put(StopAt(99, 1))  # of a turn that is not known
+            return super().launch(plan)
+
+    built = Building(runner_type=Crowded, **AHEAD)(engine_config())
+    try:
+        front = KeepingFront(turns=2)
+        front.inbox = built.inbox
+        for number in (1, 2):
+            built.inbox.put(OpenSession(number, "local", f"s{number}", None, None, b"", None))
+        built.inbox.put(turn(1, tokens(9), 3))
+        core.Core(built.parts, built.inbox, front).run()
+    finally:
+        built.resources.close()
+    assert [[step.seq_id for step in plan.steps] for plan in plans] == [[1], [1, 2], [1, 2]]
+    assert [plan.is_ahead for plan in plans] == [False, False, True]

@@ -48,11 +48,21 @@ def gpu_runner(
     return runner
 
 
-@pytest.fixture(params=[False, True], ids=["small", "large"])
-def steps_are_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of steps that compute several tokens of a sequence: as graphs have them, or not."""
-    if request.param:
-        monkeypatch.setattr(graphs, "_CHUNK_ROWS", (2,))
+@pytest.fixture
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How steps go in which a sequence computes several tokens.
+
+    As graphs have them, those that decode among the others or apart; or as large steps do.
+    """
+    name: str = request.param
+    rows, apart = {"small": ((8, 24), ()), "large": ((2,), ()), "apart": ((2, 16), (8,))}[name]
+    monkeypatch.setattr(graphs, "_CHUNK_ROWS", rows)
+    monkeypatch.setattr(graphs, "_MIXED_ROWS", apart)
+    return name
+
+
+def ways(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("way", names, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -99,24 +109,31 @@ def ids(outputs: list[StepOutput]) -> list[dict[int, int]]:
     return [{i: token.token_id for i, token in o.sampled.items()} for o in outputs]
 
 
-@pytest.mark.parametrize(
-    ("variant", "shape", "sampling"),
-    [
-        ("mistral-head-dim", ONE_OF_THREE, {}),
-        (
-            "qwen3",
-            TWO_OF_TWO,
-            {"temperature": 1.5, "seed": 2**64 - 3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
-        ),
-        (
-            "llama-head-dim",
-            TWO_OF_ONE,
-            {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "logit_bias": {9: 4.0}},
-        ),
-    ],
-    ids=["greedy", "drawn", "penalties"],
+GREEDY = ("mistral-head-dim", ONE_OF_THREE, {})
+DRAWN = (
+    "qwen3",
+    TWO_OF_TWO,
+    {"temperature": 1.5, "seed": 2**64 - 3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
 )
-@pytest.mark.usefixtures("steps_are_large")
+PENALTIES = (
+    "llama-head-dim",
+    TWO_OF_ONE,
+    {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "logit_bias": {9: 4.0}},
+)
+
+
+@pytest.mark.parametrize(
+    ("way", "variant", "shape", "sampling"),
+    [
+        pytest.param(way, *case, id=f"{way}-{case[0]}")
+        for way, cases in {
+            "small": (GREEDY, DRAWN), "large": (DRAWN, PENALTIES), "apart": (GREEDY, PENALTIES)
+        }.items()
+        for case in cases
+    ],
+    indirect=["way"],
+)  # fmt: skip
+@pytest.mark.usefixtures("way")
 def test_tokens_equal_the_cpus(
     tmp_path: Path,
     device: torch.device,
@@ -129,7 +146,8 @@ def test_tokens_equal_the_cpus(
     assert ids(found) == ids(conversation(make_runner(tiny, block_size=B), **sampling))
 
 
-@pytest.mark.usefixtures("steps_are_large")
+@ways("small", "large", "apart")
+@pytest.mark.usefixtures("way")
 def test_a_bad_number_fails_only_its_own_sequence(
     qwen: PreparedModel, device: torch.device
 ) -> None:
@@ -194,7 +212,8 @@ def test_extras_of_some_leave_the_others_as_they_are(
     assert [[len(o.sampled[i].logprobs) for i in range(3)] for o in found] == [[3, 0, 0]] * 2
 
 
-@pytest.mark.usefixtures("steps_are_large")
+@ways("small", "large")
+@pytest.mark.usefixtures("way")
 def test_a_chunk_of_one_token_samples_nothing(qwen: PreparedModel, device: torch.device) -> None:
     runner, prompt = gpu_runner(qwen, device, max_step_tokens=6), tokens(5, 3)
     run = Driver(runner).run

@@ -168,7 +168,10 @@ def test_decode_gives_zeros_for_rows_of_padding(device: torch.device, num_splits
 def listed(batch: PagedBatch, *, tokens: int, room: int, **options: Any) -> list[list[int]]:
     """Items of the list: sequence, first new token, part, parts."""
     items = torch.full((room + 1, 4), 77, dtype=torch.int32, device=batch.seq_lens.device)
-    constants = {"WINDOW": None, "LEAST": 16, "MULTIPLE": 16, "LISTED": LISTED, "TOKENS": tokens}
+    constants = {
+        "WINDOW": None, "LEAST": 16, "MULTIPLE": 16, "LISTED": LISTED, "TOKENS": tokens,
+        "EARLY": False,
+    }  # fmt: skip
     list_work[(-(-room // LISTED),)](
         batch.query_starts, batch.seq_lens, items, len(batch.lengths), room,
         **{"extra": 1, "num_parts": 0, **constants, **options},

@@ -1,5 +1,8 @@
 """What a step tells the device: arrays at fixed addresses, one copy for each group.
 
+The copies are made by a kernel, so that they do not wait for blocks on their way
+(:mod:`sessionkv.kernels.pinned_copies`).
+
 Each array exists on the device, for kernels to read, and twice in host memory, for numpy to write:
 at the same offset of one buffer each. Fixed addresses are what lets a CUDA graph be replayed with
 new values.
@@ -18,6 +21,8 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from sessionkv.kernels.pinned_copies import copy_pinned
 
 IntArray = npt.NDArray[Any]
 _ALIGNMENT = 16  # kernels may load 16 bytes at once
@@ -72,11 +77,21 @@ class StepBuffers:
 
     def upload(self) -> None:
         """Start copying everything; kernels launched from now on see it."""
-        self._device.copy_(self._hosts[0], non_blocking=True)
+        copy_small(self._device, self._hosts[0])
 
     def upload_start(self, name: str, count: int) -> Tensor:
         """Start copying the first elements of one array only; those on the device."""
         target = self.device[name].view(-1)[:count]
-        host = torch.from_numpy(self.host[name]).view(-1)[:count]
-        target.copy_(host, non_blocking=True)
+        copy_small(target, torch.from_numpy(self.host[name]).view(-1)[:count])
         return target
+
+
+def copy_small(target: Tensor, source: Tensor) -> None:
+    """Start copying between the device and pinned host memory; whole words of 4 bytes.
+
+    Where the device is the CPU it is a plain copy.
+    """
+    if target.device == source.device:
+        target.copy_(source)
+    else:
+        copy_pinned(target, source)

@@ -35,6 +35,7 @@ _PORTABLE = 1
 class _Enqueued:
     """Copies on a stream; ``kept`` is the host's memory."""
 
+    device: torch.device
     ended: torch.cuda.Event
     arrived: list[bool]
     kept: Sequence[Copy]
@@ -42,6 +43,14 @@ class _Enqueued:
     def wait(self) -> list[bool]:
         """See :class:`~sessionkv.engine.device_memory.Copying`."""
         self.ended.synchronize()  # releases the interpreter lock
+        return self.arrived
+
+    def hold_steps(self) -> list[bool]:
+        """See :class:`~sessionkv.engine.device_memory.Copying`.
+
+        What was enqueued can fail only with the whole CUDA context.
+        """
+        torch.cuda.current_stream(self.device).wait_event(self.ended)
         return self.arrived
 
 
@@ -138,7 +147,7 @@ class GpuCopier:
                 stream.wait_event(after)
             self._enqueue(fitting, stream.cuda_stream, is_in=is_in)
             ended = _recorded(stream)
-        return _Enqueued(ended, arrived, fitting)
+        return _Enqueued(self._device, ended, arrived, fitting)
 
     def _fits(self, block_id: int, memory: memoryview) -> bool:
         fits = 0 <= block_id < self._num_blocks and memory.nbytes == self._block_bytes

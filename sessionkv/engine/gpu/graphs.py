@@ -2,8 +2,8 @@
 
 A graph has a fixed size, so there is one for each of some sizes, and a step is padded to the next.
 They share their scratch memory, since only one runs at a time; the largest is captured first, so
-that the others fit into what it took. Large steps keep the device busy for longer than launching
-them takes, and need none.
+that the others fit into what it took. Steps that keep the device busy for longer than launching
+them takes need none; how large these are depends on the model.
 """
 
 from __future__ import annotations
@@ -11,31 +11,102 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 _Size = TypeVar("_Size", int, "ChunkSize")
 
-ChunkSize = tuple[int, int]
-"""Rows and sequences of a step in which some compute more than one token."""
-_CHUNK_ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640)
+_CHUNK_ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1536, 2048)
 _CHUNK_SEQUENCES = (1, 8, 64)
+_ALWAYS_ROWS = 640
+_MIXED_DECODES = (64, 128, 256)
+_MIXED_ROWS = (64, 256, 512, 1024, 2048)
+# Weights of a layer times rows that a GPU multiplies in the 0.6 ms that launching a layer takes.
+_LAYER_WORK = 200_000_000_000
+
+
+class ChunkSize(NamedTuple):
+    """Room of a step in which some sequences compute more than one token.
+
+    Attributes:
+        decodes: First rows, for sequences that compute one token. 0: they are among the others.
+        rows: The other rows.
+        sequences: Sequences that these are of.
+    """
+
+    decodes: int
+    rows: int
+    sequences: int
+
+    @property
+    def num_rows(self) -> int:
+        """All rows."""
+        return self.decodes + self.rows
+
+
+def most_chunk_rows(layer_weights: int, max_rows: int) -> int:
+    """Rows up to which a step is to be a graph.
+
+    Args:
+        layer_weights: Elements of a layer's matrices.
+        max_rows: No step has more.
+    """
+    busy = max(_ALWAYS_ROWS, _LAYER_WORK // layer_weights)
+    return min(max_rows, max(rows for rows in _CHUNK_ROWS if rows <= busy))
 
 
 def chunk_sizes(max_rows: int, max_sequences: int) -> list[ChunkSize]:
-    """Sizes of such steps that are small, up to these limits."""
+    """Sizes of such steps, up to these limits, by their rows.
+
+    Where many decode they have rows of their own, as attention of one token a sequence goes another
+    way; the largest such sizes have room for ``max_rows`` in all, however many of them decode.
+    """
     rows = [size for size in _CHUNK_ROWS if size < max_rows] + [min(max_rows, _CHUNK_ROWS[-1])]
-    sequences = [size for size in _CHUNK_SEQUENCES if size <= max_sequences]
-    return [(r, s) for r in dict.fromkeys(rows) for s in sequences if s <= r]
+    most = min(max_sequences, _CHUNK_SEQUENCES[-1])
+    sequences = [size for size in _CHUNK_SEQUENCES if size < most] + [most]
+    sizes = [
+        ChunkSize(0, r, s)
+        for r in dict.fromkeys(rows)
+        for s in (sequences if r <= _ALWAYS_ROWS else [most])
+        if s <= r
+    ]
+    fewer = 0
+    for decodes in _MIXED_DECODES:
+        if fewer < max_sequences:
+            beside = dict.fromkeys(min(size, max_rows - fewer) for size in _MIXED_ROWS)
+            slots = min(decodes, max_sequences)
+            sizes += [ChunkSize(slots, r, min(most, r)) for r in beside if r > 0]
+        fewer = decodes
+    return sorted(sizes, key=lambda size: (size.num_rows, size))
 
 
 def chunk_size_for(
-    sizes: Sequence[ChunkSize], num_rows: int, num_sequences: int
+    sizes: Sequence[ChunkSize], num_decodes: int, num_rows: int, num_sequences: int
 ) -> ChunkSize | None:
-    """The smallest with room for so much, None where the step is too large."""
-    fitting = [(r, s) for r, s in sizes if r >= num_rows and s >= num_sequences]
-    return min(fitting, default=None)
+    """The one with the fewest rows that has room, None where the step is too large.
+
+    Among equals that with rows for those that decode.
+
+    Args:
+        sizes: From :func:`chunk_sizes`.
+        num_decodes: Sequences that compute one token.
+        num_rows: Tokens of the others.
+        num_sequences: How many these are.
+    """
+    fitting = [
+        size
+        for size in sizes
+        if (
+            size.decodes >= num_decodes
+            and size.rows >= num_rows
+            and size.sequences >= num_sequences
+            if size.decodes
+            else size.rows >= num_decodes + num_rows
+            and size.sequences >= num_decodes + num_sequences
+        )
+    ]
+    return min(fitting, key=lambda size: (size.num_rows, -size.decodes, size), default=None)
 
 
 def graph_sizes(max_rows: int) -> list[int]:

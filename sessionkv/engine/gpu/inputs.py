@@ -44,28 +44,40 @@ class StepInputs:
         *,
         block_size: int,
         max_model_len: int,
-        max_step_tokens: int,
+        max_rows: int,
         max_running: int,
+        chunks: Sequence[ChunkSize],
         device: torch.device,
     ) -> None:
-        """Allocate; see :class:`~sessionkv.engine.gpu.runner.GpuRunner` for the limits."""
+        """Allocate.
+
+        Args:
+            block_size: Positions of a block.
+            max_model_len: Most positions of one sequence.
+            max_rows: Most rows of a step, padding included.
+            max_running: Most sequences at once.
+            chunks: Sizes of chunks.
+            device: Where kernels run.
+        """
         max_blocks = -(-max_model_len // block_size)
+        # With the padding between those that decode and the others.
+        most = max(max_running, *(size.decodes + size.sequences for size in chunks))
         self.rows = SequenceRows(max_running, max_blocks)
         self._block_size, self._max_model_len = block_size, max_model_len
         # Small steps should not upload what only large ones use.
         self._one_each, self._many = (
             StepBuffers({name: ("int64", (count,)) for name in _PER_TOKEN}, device)
-            for count in (max_running, max_step_tokens)
+            for count in (max_running, max_rows)
         )
         arrays = {name: (dtype, (max_running,)) for name, dtype in _PER_SAMPLE.items()}
         arrays["sampled"] = ("int64", (max_running,))
         arrays["sources"] = ("int64", (max_running,))
-        arrays["seq_lens"] = ("int32", (max_running,))
-        arrays["query_starts"] = ("int32", (max_running + 1,))
+        arrays["seq_lens"] = ("int32", (most,))
+        arrays["query_starts"] = ("int32", (most + 1,))
         self._per_sequence = StepBuffers(arrays, device)
         # Uploaded without gaps, then spread to where rows have their fixed places.
         self._packed = StepBuffers({"tables": ("int32", (max_running * max_blocks,))}, device)
-        self._tables = torch.zeros((max_running, max_blocks), dtype=torch.int32, device=device)
+        self._tables = torch.zeros((most, max_blocks), dtype=torch.int32, device=device)
 
     # -- one token a sequence ---------------------------------------------------------------------
 
@@ -105,7 +117,7 @@ class StepInputs:
         self._one_each.host["slots"][count:num_rows] = -1
         self._per_sequence.host["seq_lens"][count:num_rows] = 0
         self._put_sampling(rows)
-        self._put_tables(rows, steps)
+        self._put_tables(rows, steps, count, count)
         self._one_each.upload()
         self._per_sequence.upload()
 
@@ -129,61 +141,78 @@ class StepInputs:
     ) -> GpuBatch:
         """Upload steps of one token, then of several."""
         self._turn()
-        self._fill_mixed(decodes, prefills)
+        self._fill_mixed(decodes, prefills, len(decodes))
         return self._mixed(decodes, prefills)
 
     def _fill_mixed(
-        self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep]
+        self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep], first: int
     ) -> None:
+        """``first``: of rows and sequences, where those of ``prefills`` begin."""
         steps = [*decodes, *prefills]
         rows = self._grow_tables(steps)
         num_decodes, host = len(decodes), self._many.host
         self._put_decodes(host, decodes, rows[:num_decodes])
         per_sequence = self._per_sequence.host
-        end, last_rows = num_decodes, list(range(num_decodes))
+        end, last_rows = first, list(range(num_decodes))
         for number, step in enumerate(prefills):
             part = slice(end, end + len(step.token_ids))
             positions = np.arange(step.start, step.start + len(step.token_ids))
             host["token_ids"][part] = step.token_ids
             host["positions"][part] = positions
             host["slots"][part] = self._slots(rows[num_decodes + number], positions)
-            per_sequence["query_starts"][number] = end - num_decodes
-            per_sequence["seq_lens"][num_decodes + number] = positions[-1] + 1
+            per_sequence["query_starts"][number] = end - first
+            per_sequence["seq_lens"][first + number] = positions[-1] + 1
             end = part.stop
             last_rows.append(end - 1)
-        per_sequence["query_starts"][len(prefills)] = end - num_decodes
+        per_sequence["query_starts"][len(prefills)] = end - first
         samples = [index for index, step in enumerate(steps) if step.sample]
         per_sequence["sources"][: len(samples)] = samples
         per_sequence["sampled"][: len(samples)] = [last_rows[index] for index in samples]
         self._put_sampling(rows[samples])
-        self._put_tables(rows, steps)
+        self._put_tables(rows, steps, num_decodes, first)
         self._many.upload()
         self._per_sequence.upload()
 
-    def fill_chunk(self, steps: Sequence[SequenceStep], size: ChunkSize) -> None:
-        """Upload steps of any lengths, padded to so many rows and sequences."""
+    def fill_chunk(
+        self,
+        decodes: Sequence[SequenceStep],
+        prefills: Sequence[SequenceStep],
+        size: ChunkSize,
+    ) -> None:
+        """Upload steps of one token, then of any lengths, each padded to what the size has.
+
+        ::
+
+            | decodes | padding | prefills | padding |
+                                ^ size.decodes       ^ size.num_rows
+        """
         self._turn()
-        num_rows, num_sequences = size
-        num_tokens = sum(len(step.token_ids) for step in steps)
-        per_sequence = self._per_sequence.host
-        self._many.host["slots"][num_tokens:num_rows] = -1
-        per_sequence["query_starts"][len(steps) : num_sequences + 1] = num_tokens
-        per_sequence["seq_lens"][len(steps) : num_sequences] = 0
-        per_sequence["sampled"][:num_sequences] = 0  # padding samples some row, to no use
-        self._fill_mixed((), steps)
+        first = size.decodes
+        num_tokens = sum(len(step.token_ids) for step in prefills)
+        slots, per_sequence = self._many.host["slots"], self._per_sequence.host
+        slots[len(decodes) : first] = -1
+        slots[first + num_tokens : size.num_rows] = -1
+        per_sequence["seq_lens"][len(decodes) : first] = 0
+        per_sequence["seq_lens"][first + len(prefills) : first + size.sequences] = 0
+        per_sequence["query_starts"][len(prefills) : size.sequences + 1] = num_tokens
+        per_sequence["sampled"][:] = 0  # padding samples some row, to no use
+        self._fill_mixed(decodes, prefills, first)
 
     def chunk(self, size: ChunkSize) -> GpuBatch:
         """What :meth:`fill_chunk` uploads for such a size."""
-        num_rows, num_sequences = size
-        per_sequence = self._per_sequence.device
+        first, num_rows, num_sequences = size
+        tables, lens = self._tables, self._per_sequence.device["seq_lens"]
+        decode = None
+        if first:
+            decode = DecodeRows(tables[:first], lens[:first], self._max_model_len)
         prefill = PrefillRows(
-            self._tables[:num_sequences],
-            per_sequence["query_starts"][: num_sequences + 1],
-            per_sequence["seq_lens"][:num_sequences],
+            tables[first : first + num_sequences],
+            self._per_sequence.device["query_starts"][: num_sequences + 1],
+            lens[first : first + num_sequences],
             ((num_rows, self._max_model_len),),
             is_bound=True,
         )
-        return _batch(self._many.device, num_rows, None, prefill)
+        return _batch(self._many.device, size.num_rows, decode, prefill)
 
     def sampled(self, num_rows: int) -> Tensor:
         """Rows of a chunk or a mixed batch that sample, ``[num_rows]`` int64."""
@@ -255,14 +284,24 @@ class StepInputs:
             host[name][:count] = getattr(self.rows, name)[rows]
         self.rows.index[rows] += 1
 
-    def _put_tables(self, rows: IntArray, steps: Sequence[SequenceStep]) -> None:
-        """Upload the tables as far as any of the steps reads them."""
+    def _put_tables(
+        self, rows: IntArray, steps: Sequence[SequenceStep], num_decodes: int, first: int
+    ) -> None:
+        """Upload the tables as far as any of the steps reads them.
+
+        Those behind the first ``num_decodes`` have their places from ``first`` on.
+        """
         end = max(step.start + len(step.token_ids) for step in steps)
         width, count = -(-end // self._block_size), len(rows)
         packed = self._packed.host["tables"][: count * width].reshape(count, width)
         np.take(self.rows.tables[:, :width], rows, axis=0, out=packed)
-        uploaded = self._packed.upload_start("tables", count * width)
-        self._tables[:count, :width] = uploaded.view(count, width)
+        uploaded = self._packed.upload_start("tables", count * width).view(count, width)
+        if first == num_decodes:
+            self._tables[:count, :width] = uploaded
+        else:
+            self._tables[:num_decodes, :width] = uploaded[:num_decodes]
+            end = first + count - num_decodes
+            self._tables[first:end, :width] = uploaded[num_decodes:]
 
 
 def _batch(

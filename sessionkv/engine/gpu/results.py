@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sessionkv.engine.gpu.buffers import copy_small
 from sessionkv.types.sampling import MAX_LOGPROBS
 
 
@@ -22,7 +23,7 @@ class FetchedResults:
     """A step's results on the host.
 
     Attributes:
-        unusable: ``[tokens]`` uint8: whether a row of hidden states is.
+        unusable: ``[rows]`` uint8: whether a row of hidden states is.
         token_ids: By row of logits: what was sampled.
         bad: By row of logits: whether it is unusable.
         logprob_ids, logprobs: By row that asked for log-probabilities, ``1 + MAX_LOGPROBS`` of
@@ -48,15 +49,16 @@ class StepResults:
         self,
         max_running: int,
         *,
-        max_step_tokens: int,
+        max_rows: int,
         vocab_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate for steps of at most so many sequences and tokens."""
+        """Allocate for steps of at most so many sequences, and rows with their padding."""
         self.logits = torch.zeros((max_running, vocab_size), dtype=dtype, device=device)
-        ends = 8 * max_running, 9 * max_running, 9 * max_running + max_step_tokens
-        self._device = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
+        ends = 8 * max_running, 9 * max_running, 9 * max_running + max_rows
+        whole_words = -(-ends[-1] // 4) * 4
+        self._device = torch.zeros(whole_words, dtype=torch.uint8, device=device)
         self.token_ids, self._bad, self._unusable = _parts(self._device, ends)
         self._logprobs = [
             torch.zeros((max_running, 1 + MAX_LOGPROBS), dtype=dtype, device=device)
@@ -81,12 +83,12 @@ class StepResults:
             kept[first : first + found.shape[0], : found.shape[1]] = found
 
     def send(
-        self, num_tokens: int, *, num_samples: int, num_asked: int = 0
+        self, num_rows: int, *, num_samples: int, num_asked: int = 0
     ) -> Callable[[], FetchedResults]:
         """Start copying what the steps launched so far leave; never waits.
 
         Args:
-            num_tokens: Rows of hidden states.
+            num_rows: Rows of hidden states, with the padding between them.
             num_samples: Rows of logits.
             num_asked: Rows of log-probabilities.
 
@@ -96,7 +98,7 @@ class StepResults:
         self._hosts.reverse()
         host = self._hosts[0]
         host.copy(self._device, self._logprobs, num_asked)
-        return partial(host.fetch, num_tokens, num_samples, num_asked)
+        return partial(host.fetch, num_rows, num_samples, num_asked)
 
 
 class _HostResults:
@@ -113,19 +115,19 @@ class _HostResults:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def copy(self, device: Tensor, logprobs: Sequence[Tensor], num_asked: int) -> None:
-        self._memory.copy_(device, non_blocking=True)
+        copy_small(self._memory, device)
         if num_asked:
             for host, kept in zip(self._logprobs, logprobs, strict=True):
-                host[:num_asked].copy_(kept[:num_asked], non_blocking=True)
+                copy_small(host[:num_asked], kept[:num_asked])
         if self._done is not None:
             self._done.record()
 
-    def fetch(self, num_tokens: int, num_samples: int, num_asked: int) -> FetchedResults:
+    def fetch(self, num_rows: int, num_samples: int, num_asked: int) -> FetchedResults:
         if self._done is not None:
             self._done.synchronize()
         ids, bad, unusable = self._parts
         return FetchedResults(
-            unusable[:num_tokens],
+            unusable[:num_rows],
             ids[:num_samples].tolist(),
             bad[:num_samples].tolist(),
             *(host[:num_asked].tolist() for host in self._logprobs),
@@ -134,4 +136,4 @@ class _HostResults:
 
 def _parts(memory: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids, bad rows of logits and unusable rows of hidden states in one buffer of bytes."""
-    return memory[: ends[0]].view(torch.int64), memory[ends[0] : ends[1]], memory[ends[1] :]
+    return memory[: ends[0]].view(torch.int64), memory[ends[0] : ends[1]], memory[ends[1] : ends[2]]

@@ -26,6 +26,7 @@ from sessionkv.engine.gpu.graphs import (
     chunk_size_for,
     chunk_sizes,
     graph_sizes,
+    most_chunk_rows,
     size_for,
 )
 from sessionkv.engine.gpu.inputs import StepInputs
@@ -92,24 +93,27 @@ class GpuRunner:
         shape = (spec.num_layers, 2, spec.num_kv_heads, geometry.block_size, spec.head_dim)
         dtype = getattr(torch, geometry.dtype)
         self.pool = torch.zeros((num_blocks, *shape), dtype=dtype, device=device)
+        chunk_rows = most_chunk_rows(decoder.layer_weights, max_step_tokens)
+        chunks = chunk_sizes(chunk_rows, max_running)
+        max_rows = max(max_step_tokens, *(size.num_rows for size in chunks))
         self._inputs = StepInputs(
             block_size=geometry.block_size,
             max_model_len=max_model_len,
-            max_step_tokens=max_step_tokens,
+            max_rows=max_rows,
             max_running=max_running,
+            chunks=chunks,
             device=device,
         )
         self._results = StepResults(
             max_running,
-            max_step_tokens=max_step_tokens,
+            max_rows=max_rows,
             vocab_size=spec.vocab_size,
             dtype=dtype,
             device=device,
         )
         self.graphs = StepGraphs(self._decode, graph_sizes(max_running), device)
-        self._chunks = StepGraphs(
-            self._compute_chunk, chunk_sizes(max_step_tokens, max_running), device
-        )
+        self._chunks = StepGraphs(self._compute_chunk, chunks, device)
+        self._max_running = max_running
         self._extras = ExtraSampling(max_running, vocab_size=spec.vocab_size, device=device)
         self._sampled_last: dict[int, int] = {}  # where, by seq_id, the last step leaves a token
         self.memory = GpuCopier(self.pool)
@@ -188,7 +192,7 @@ class GpuRunner:
         steps = [*decodes, *prefills]
         seq_ids = [step.seq_id for step in steps if step.sample]
         extra = self._extras.prepare(seq_ids)
-        num_tokens = plan.num_tokens
+        first = len(decodes)  # row of the first prefill
         if not prefills and len(seq_ids) == len(steps):
             size = size_for(self.graphs.sizes, len(steps))
             if plan.is_ahead:
@@ -199,8 +203,12 @@ class GpuRunner:
             else:
                 self._inputs.fill_decodes(steps, size)
             self.graphs.run(size)
-        elif chunk := chunk_size_for(self._chunks.sizes, num_tokens, len(steps)):
-            self._inputs.fill_chunk(steps, chunk)
+        elif chunk := self._chunk_size(decodes, prefills):
+            if chunk.decodes:
+                first = chunk.decodes
+                self._inputs.fill_chunk(decodes, prefills, chunk)
+            else:
+                self._inputs.fill_chunk((), steps, chunk)
             self._chunks.run(chunk)
         else:
             self._compute_mixed(decodes, prefills, len(seq_ids))
@@ -214,11 +222,12 @@ class GpuRunner:
             )
             wanted = extra.num_likeliest
         self._sampled_last = {seq_id: row for row, seq_id in enumerate(seq_ids)}
-        fetch = self._results.send(num_tokens, num_samples=len(seq_ids), num_asked=len(wanted))
+        num_rows = first + sum(len(step.token_ids) for step in prefills)
+        fetch = self._results.send(num_rows, num_samples=len(seq_ids), num_asked=len(wanted))
 
         def result() -> StepOutput:
             fetched = fetch()
-            failed = _failed(steps, fetched)
+            failed = _failed(decodes, prefills, first, fetched)
             sampled = _sampled(seq_ids, fetched, wanted, failed)
             return StepOutput(plan.step_id, sampled, failed)
 
@@ -236,7 +245,14 @@ class GpuRunner:
         """Any tokens of each sequence, a token sampled of each: what another graph holds."""
         hidden, checked = self._decoder.forward(self._inputs.chunk(size), self.pool)
         self._results.put_unusable(checked)
-        self._sample(hidden[self._inputs.sampled(size[1])])
+        num_samples = min(size.decodes + size.sequences, self._max_running)
+        self._sample(hidden[self._inputs.sampled(num_samples)])
+
+    def _chunk_size(
+        self, decodes: Sequence[SequenceStep], prefills: Sequence[SequenceStep]
+    ) -> ChunkSize | None:
+        num_rows = sum(len(step.token_ids) for step in prefills)
+        return chunk_size_for(self._chunks.sizes, len(decodes), num_rows, len(prefills))
 
     def _compute_mixed(
         self,
@@ -261,17 +277,33 @@ class GpuRunner:
             copy_block_slots(self.pool, torch.tensor(rows, device=self._device))
 
 
-def _failed(steps: Sequence[SequenceStep], fetched: FetchedResults) -> dict[int, str]:
-    """Sequences without a usable result, with the reason; the steps in the order of their rows."""
+def _failed(
+    decodes: Sequence[SequenceStep],
+    prefills: Sequence[SequenceStep],
+    first: int,
+    fetched: FetchedResults,
+) -> dict[int, str]:
+    """Sequences without a usable result, with the reason.
+
+    Args:
+        decodes: A row each, from the first on.
+        prefills: Their rows begin at ``first``, in their order.
+        first: See ``prefills``.
+        fetched: What the step left.
+    """
     failed: dict[int, str] = {}
     if fetched.unusable.any():
-        end = 0
-        for step in steps:
+        rows = fetched.unusable.tolist()
+        failed |= {
+            step.seq_id: _NOT_FINITE for step, bad in zip(decodes, rows, strict=False) if bad
+        }
+        end = first
+        for step in prefills:
             start, end = end, end + len(step.token_ids)
-            if fetched.unusable[start:end].any():
+            if any(rows[start:end]):
                 failed[step.seq_id] = _NOT_FINITE
     if any(fetched.bad):
-        samples = (step.seq_id for step in steps if step.sample)
+        samples = (step.seq_id for step in [*decodes, *prefills] if step.sample)
         bad = (seq_id for seq_id, is_bad in zip(samples, fetched.bad, strict=True) if is_bad)
         failed |= dict.fromkeys(bad, _NOT_FINITE)
     return failed

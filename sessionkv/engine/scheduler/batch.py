@@ -19,10 +19,13 @@ class StepBudget:
         alone: While nobody decodes: few large steps are the quickest way through a long prompt.
         shared: While somebody decodes, who waits for the whole step; at most ``alone``. Also bounds
             the sequences that run at once, since all of them may decode.
+        small: Up to here a step costs the host next to nothing, and prompts by turns come as far as
+            they do together; 0 where that is not so.
     """
 
     alone: int
     shared: int
+    small: int = 0
 
     def most_running(self, asked: int) -> int:
         """Sequences that run at once where so many are asked for: a step holds one of each."""
@@ -39,10 +42,13 @@ class Batch:
         sequences: Those planned, in the order of ``steps``.
     """
 
-    __slots__ = ("_kv", "_shared_budget", "budget", "copies", "sequences", "starts", "steps")
+    __slots__ = (
+        "_kv", "_num_decodes", "_shared_budget", "budget", "copies", "sequences", "starts", "steps"
+    )  # fmt: skip
 
     def __init__(self, kv: KVCache, budget: StepBudget) -> None:
         self._kv = kv
+        self._num_decodes = 0
         self._shared_budget = budget.shared
         self.budget = budget.alone
         self.starts: list[SequenceStart] = []
@@ -50,34 +56,53 @@ class Batch:
         self.copies: list[BlockCopy] = []
         self.sequences: list[Sequence] = []
 
-    def add_decode(self, sequence: Sequence) -> None:
-        """Compute the one token that was sampled last."""
-        token_ids = sequence.token_ids
-        end = len(token_ids)
-        new_block_ids = sequence.new_block_ids
-        self.steps.append(
-            SequenceStep(sequence.seq_id, end - 1, token_ids[-1:], new_block_ids, True)
-        )
-        if new_block_ids:
-            sequence.new_block_ids = ()
-        self._stage(sequence, end)
-        self.budget = min(self.budget, self._shared_budget) - 1
+    @property
+    def only_decodes(self) -> bool:
+        """Whether nothing of a prompt is computed."""
+        return self._num_decodes == len(self.sequences)
 
-    def add_ahead(self, sequence: Sequence) -> None:
-        """Compute the token that the step in flight samples.
+    def add_decodes(self, sequences: list[Sequence], *, may_be_read: bool) -> None:
+        """Compute the one token that each of them sampled last.
+
+        Args:
+            sequences: In their order.
+            may_be_read: Somebody may be admitted into this plan, and read what it fills.
+        """
+        if not sequences:
+            return
+        steps, block_size = self.steps, self._kv.block_size
+        for sequence in sequences:
+            token_ids = sequence.token_ids
+            end = len(token_ids)
+            steps.append(
+                SequenceStep(sequence.seq_id, end - 1, token_ids[-1:], sequence.new_block_ids, True)
+            )
+            sequence.new_block_ids = ()
+            sequence.num_in_flight += 1
+            sequence.num_staged = end
+            # Inside a block there is nothing that others could match.
+            if may_be_read and end % block_size == 0 and sequence.use_cache:
+                self._kv.stage(sequence.seq_id, end)
+        self.sequences += sequences
+        self._num_decodes = len(sequences)
+        self.budget = min(self.budget, self._shared_budget) - len(sequences)
+
+    def add_ahead(self, sequences: list[Sequence]) -> None:
+        """Compute the tokens that the step in flight samples for them.
 
         Nothing is staged: nobody is admitted into a plan made ahead.
         """
-        position = len(sequence.token_ids)
-        self.steps.append(
-            SequenceStep(
-                sequence.seq_id, position, _PENDING_IDS, sequence.new_block_ids, sample=True
+        steps = self.steps
+        for sequence in sequences:
+            position = len(sequence.token_ids)
+            steps.append(
+                SequenceStep(sequence.seq_id, position, _PENDING_IDS, sequence.new_block_ids, True)
             )
-        )
-        sequence.new_block_ids = ()
-        sequence.num_staged = position + 1
-        sequence.num_in_flight += 1
-        self.sequences.append(sequence)
+            sequence.new_block_ids = ()
+            sequence.num_staged = position + 1
+            sequence.num_in_flight += 1
+        self.sequences += sequences
+        self._num_decodes = len(sequences)
 
     def add_prefill(self, sequence: Sequence) -> int:
         """Compute as much of the rest as the budget allows; how many tokens that is.
@@ -104,7 +129,11 @@ class Batch:
             )
         )
         sequence.new_block_ids = ()
-        self._stage(sequence, end)
+        self.sequences.append(sequence)
+        sequence.num_in_flight += 1
+        sequence.num_staged = end
+        if sequence.use_cache:
+            self._kv.stage(sequence.seq_id, end)
         self.budget -= end - start
         return end - start
 
@@ -137,11 +166,3 @@ class Batch:
         sequence.copies = ()
         sequence.new_block_ids = ()
         sequence.started = True
-
-    def _stage(self, sequence: Sequence, end: int) -> None:
-        self.sequences.append(sequence)
-        sequence.planned = True
-        sequence.num_in_flight += 1
-        sequence.num_staged = end
-        if sequence.use_cache:
-            self._kv.stage(sequence.seq_id, end)

@@ -8,11 +8,15 @@ nothing of blocks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
+from sessionkv.engine.scheduler.fairness import Share
 from sessionkv.engine.scheduler.sequence import Sequence
 
-_Key = tuple[int, bool, int, int, int]
+_Class = tuple[int, bool]
+"""The higher one first, then those that ran before."""
 
 
 class WaitingQueue:
@@ -50,30 +54,102 @@ class WaitingQueue:
         """Its priority, lifted by one for every ``ageing_s`` since it was added."""
         return sequence.priority + int((now - sequence.accounting.added_at) / self._ageing_s)
 
-    def _key(self, sequence: Sequence, now: float) -> _Key:
-        share = sequence.share
-        tenant = share.parent
-        return (
-            -self.priority_class(sequence, now),
-            not sequence.resumed,
-            tenant.served if tenant is not None else 0,
-            share.served,
-            sequence.arrival,
-        )
-
     def in_turn(self, candidates: list[Sequence], now: float) -> Iterator[Sequence]:
         """``candidates``, best first, taking account of shares charged meanwhile.
 
-        Within one pass keys only grow, so an entry whose key still holds when it comes up is the
-        best. O(n) to begin, O(log n) for each taken.
+        O(n log n) to begin, O(log n) for each taken: whoever is charged moves behind others as a
+        whole, and the order of what waits under it stays.
         """
-        heap = [(self._key(sequence, now), sequence) for sequence in candidates]
-        heapq.heapify(heap)
-        while heap:
-            key, sequence = heap[0]
-            current = self._key(sequence, now)
-            if current > key:
-                heapq.heapreplace(heap, (current, sequence))
-                continue
-            heapq.heappop(heap)
-            yield sequence
+        lines: dict[tuple[_Class, Share | None], dict[Share, deque[Sequence]]] = {}
+        for sequence in sorted(candidates, key=lambda sequence: sequence.arrival):
+            place = -self.priority_class(sequence, now), not sequence.resumed
+            share = sequence.share
+            shares = lines.setdefault((place, share.parent), {})
+            shares.setdefault(share, deque()).append(sequence)
+        best = _Best(
+            _TenantLine(place, tenant, _Best(_ShareLine(share, line) for share, line in of.items()))
+            for (place, tenant), of in lines.items()
+        )
+        while best:
+            yield best.pop()
+
+
+class _Line(Protocol):
+    """Sequences in their order. Its key is that of the first, and only grows."""
+
+    def __len__(self) -> int: ...
+
+    def key(self) -> tuple[object, ...]: ...
+
+    def pop(self) -> Sequence: ...
+
+
+_AnyLine = TypeVar("_AnyLine", bound=_Line)
+
+
+class _Best(Generic[_AnyLine]):
+    """Several lines, of which the one with the least key is served.
+
+    As keys only grow, a line whose key still holds when it comes up is the best.
+    """
+
+    def __init__(self, lines: Iterable[_AnyLine]) -> None:
+        self._heap = [(line.key(), line) for line in lines]
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def key(self) -> tuple[object, ...]:
+        while True:
+            key, line = self._heap[0]
+            current = line.key()
+            if current == key:
+                return key
+            heapq.heapreplace(self._heap, (current, line))
+
+    def pop(self) -> Sequence:
+        self.key()
+        line = self._heap[0][1]
+        sequence = line.pop()
+        if line:
+            heapq.heapreplace(self._heap, (line.key(), line))
+        else:
+            heapq.heappop(self._heap)
+        return sequence
+
+
+class _ShareLine:
+    """Of one session: first come, first served."""
+
+    def __init__(self, share: Share, line: deque[Sequence]) -> None:
+        self._share = share
+        self._line = line
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def key(self) -> tuple[int, int]:
+        return self._share.served, self._line[0].arrival
+
+    def pop(self) -> Sequence:
+        return self._line.popleft()
+
+
+class _TenantLine:
+    """Of one tenant, and of one class: the session served least."""
+
+    def __init__(self, place: _Class, tenant: Share | None, sessions: _Best[_ShareLine]) -> None:
+        self._place = place
+        self._tenant = tenant
+        self._sessions = sessions
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def key(self) -> tuple[object, ...]:
+        served = 0 if self._tenant is None else self._tenant.served
+        return (*self._place, served, *self._sessions.key())
+
+    def pop(self) -> Sequence:
+        return self._sessions.pop()

@@ -56,6 +56,11 @@ from sessionkv.types import (
     TransferResult,
 )
 
+_FEW = 8
+"""Prompts that are computed by turns rather than together; of more the device makes better use
+together, and those behind them count."""
+_NEAR_TOKENS = 8192
+"""Behind longer histories a prompt's step is mostly attention, and large steps are better at it."""
 _RETRY_STEPS = 16
 """Blocked admissions are tried again this often even if nothing seems to have changed."""
 
@@ -100,7 +105,8 @@ class Scheduler:
             kv, desk=self._desk, ageing_s=config.ageing_s, patience_s=self._patience_s
         )
         self._admitter = self._life.admitter
-        self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
+        self._in_flight: deque[tuple[StepPlan, Batch]] = deque()
+        self._decoded: list[Sequence] = []  # by the last plan, if it did nothing else
         self._step_id = 0
         self.num_preemptions = 0
 
@@ -194,9 +200,16 @@ class Scheduler:
         if num_output_tokens <= sequence.max_output_tokens:
             sequence.max_output_tokens = num_output_tokens
             sequence.end_reason = reason
-        if sequence.planned or sequence.num_output_tokens < num_output_tokens:
+        if self._is_planned(sequence) or sequence.num_output_tokens < num_output_tokens:
             return None
         return self._life.finish(sequence, None)
+
+    def _is_planned(self, sequence: Sequence) -> bool:
+        """Whether a step in flight computes it that was not made ahead.
+
+        Only the oldest can be one, and whoever is in a later one is in that too.
+        """
+        return sequence.num_in_flight > 0 and not self._in_flight[0][0].is_ahead
 
     def release(self, seq_id: int, keep_tokens: int | None = None) -> None:
         """End the leases of a finished sequence and forget it; at once, but for steps in flight.
@@ -219,6 +232,10 @@ class Scheduler:
     def take_transfers(self) -> list[Transfer]:
         """Moves for the movers, each once: fetches, and spills the cache wants now."""
         self._desk.collect_spills()
+        return self._desk.take()
+
+    def take_loads(self) -> list[Transfer]:
+        """Of :meth:`take_transfers` what is known without looking for blocks to spill."""
         return self._desk.take()
 
     def take_lookups(self) -> list[tuple[int, DiskQuery]]:
@@ -255,6 +272,14 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences in the queue."""
         return len(self._life.queue)
+
+    @property
+    def num_awaited_alone(self) -> int:
+        """Blocks on their way to a sequence that only waits for them, as long as nobody else is."""
+        running = self._life.running
+        if len(running) != 1 or self.num_waiting or running[0].num_in_flight:
+            return 0
+        return running[0].num_awaited
 
     def idle_reason(self) -> str:
         """Why nothing is planned, in words, for logs and watchdogs."""
@@ -317,8 +342,7 @@ class Scheduler:
         if self.num_waiting and len(going_on) + num_awaiting < self.num_running:
             return None
         batch = Batch(self._kv, self._budget)
-        for sequence in going_on:
-            batch.add_ahead(sequence)
+        batch.add_ahead(going_on)
         return self._plan(batch)
 
     def _might_admit(self) -> bool:
@@ -339,7 +363,7 @@ class Scheduler:
             self._life.take_ends(),
             self._kv.take_freed(),
         )
-        self._in_flight.append((plan, batch.sequences))
+        self._in_flight.append((plan, batch))
         return plan
 
     def _plan_running(self, batch: Batch, now: float) -> bool:
@@ -348,24 +372,64 @@ class Scheduler:
         Blocks are seen to before anything of lower rank is planned, and only lower ranks give way,
         so that nobody planned already loses its blocks.
         """
-        running, prefills, had_room, i = self._life.running, [], True, 0
-        while i < len(running):
-            sequence = running[i]
-            i += 1
-            if sequence.state is not SequenceState.RUNNING and not self._meet(sequence, now):
+        if self._plan_alike(batch):
+            return True
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        had_room, is_running = True, SequenceState.RUNNING
+        for sequence in self._life.running:  # which may lose some of its end meanwhile
+            if sequence.state is not is_running and not self._meet(sequence, now):
                 continue
             known = len(sequence.token_ids)
             if known > sequence.capacity_tokens and not self._grow(sequence, known):
                 had_room = False
-            elif sequence.decodes:
-                batch.add_decode(sequence)
+            elif (  # Sequence.decodes, without asking again for what is at hand
+                known - sequence.num_computed == 1
+                and sequence.started
+                and sequence.state is is_running
+            ):
+                decodes.append(sequence)
             else:
                 prefills.append(sequence)
-        for sequence in prefills:
-            if batch.budget <= 0:
-                break
-            sequence.share.charge(batch.add_prefill(sequence))
+        batch.add_decodes(decodes, may_be_read=self.num_waiting > 0)
+        self._plan_prefills(batch, prefills)
         return had_room
+
+    def _plan_alike(self, batch: Batch) -> bool:
+        """Plan those that run, if all of them decoded in the last step and have room; whether so.
+
+        Whoever ended, failed or gave up its blocks since then runs no more, and nobody is admitted
+        between two steps: then all decode again, without being asked one by one.
+        """
+        decoded, self._decoded = self._decoded, []
+        if not decoded or decoded != self._life.running:
+            return False
+        for sequence in decoded:
+            known = len(sequence.token_ids)
+            if known > sequence.capacity_tokens and not self._reserve(sequence, known):
+                return False
+        batch.add_decodes(decoded, may_be_read=self.num_waiting > 0)
+        return True
+
+    def _plan_prefills(self, batch: Batch, prefills: list[Sequence]) -> None:
+        """Plan prompts, those first in rank; what is left over is in the next step.
+
+        Where they are few, a step that is small is not made large by further ones: the first of
+        them would wait for the others, and these would be no sooner.
+        """
+        by_turns = len(prefills) + self.num_waiting <= _FEW and all(
+            sequence.num_computed <= _NEAR_TOKENS for sequence in prefills
+        )
+        planned, small = len(batch.steps), self._budget.small
+        for number, sequence in enumerate(prefills):
+            if batch.budget <= 0:
+                return
+            wanted = min(len(sequence.token_ids), sequence.compute_limit) - sequence.num_computed
+            if by_turns and number and planned <= small < planned + wanted:
+                return
+            taken = batch.add_prefill(sequence)
+            sequence.share.charge(taken)
+            planned += taken
 
     def _plan_admissions(self, batch: Batch, now: float) -> None:
         room = self._max_running - self.num_running
@@ -475,30 +539,30 @@ class Scheduler:
         """
         sequences = self._take_in_flight(plan)
         events: list[SequenceEvent] = []
-        spoiled = self._roll_back(plan, sequences, output, events) if output.failed else ()
+        spoiled = self._roll_back(sequences, output, events) if output.failed else ()
         sampled, is_ahead = output.sampled, plan.is_ahead
         for sequence, step in zip(sequences, plan.steps, strict=True):
-            if sequence.seq_id in spoiled:
+            seq_id, start, token_ids, _, samples = step
+            if seq_id in spoiled:
                 continue
             sequence.num_in_flight -= 1
-            if not is_ahead:
-                sequence.planned = False
-            elif not sequence.goes_on:
+            goes_on = sequence.goes_on
+            if is_ahead and not goes_on:
                 self._life.landed(sequence)
                 continue
-            end = step.start + len(step.token_ids)
+            end = start + len(token_ids)
             sequence.num_computed = end
-            if step.start < sequence.num_prompt_tokens:
-                self._count_prefill(sequence, step.start, end)
-            if step.start < sequence.computed_before:
-                again = min(end, sequence.computed_before) - step.start
+            if start < sequence.num_prompt_tokens:
+                self._count_prefill(sequence, start, end)
+            if start < sequence.computed_before:
+                again = min(end, sequence.computed_before) - start
                 sequence.accounting.recomputed_tokens += again
             if sequence.use_cache:
-                self._kv.commit(sequence.seq_id, end)
-            if not sequence.goes_on:
+                self._kv.commit(seq_id, end)
+            if not goes_on:
                 self._life.landed(sequence)
-            elif step.sample:
-                events.append(self._sampled(sequence, sampled[sequence.seq_id], now))
+            elif samples:
+                events.append(self._sampled(sequence, sampled[seq_id], now))
             elif sequence.num_output_tokens >= sequence.max_output_tokens:
                 events.append(self._life.finish(sequence, None))
         self._kv.unstage()
@@ -526,17 +590,17 @@ class Scheduler:
 
     def _sampled(self, sequence: Sequence, token: SampledToken, now: float) -> SequenceEvent:
         """Add a token to its sequence, which may end with it."""
-        sequence.chain.append(token.token_id)
-        num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
+        token_id = token.token_id
+        sequence.chain.append(token_id)
         accounting = sequence.accounting
         accounting.last_token_at = now
         if accounting.first_token_at is None:
             accounting.first_token_at = now
         sequence.share.charge(OUTPUT_WEIGHT)
+        num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
         limit = sequence.max_output_tokens
         if num_output > limit:
             return self._life.finish(sequence, None)
-        token_id = token.token_id
         if token_id in sequence.stop_token_ids and num_output >= sequence.sampling.min_tokens:
             sequence.end_reason = FinishReason.STOP
             return self._life.finish(sequence, token, token_id)
@@ -548,9 +612,9 @@ class Scheduler:
         """The runner raised: every sequence of the plan fails, and nothing it wrote counts."""
         events = []
         sequences = self._take_in_flight(plan)
-        self._roll_back_fetching({sequence.seq_id for sequence in sequences})
+        self._roll_back_fetching({sequence.seq_id for sequence in sequences}, sequences)
         for sequence in reversed(sequences):
-            if self._landed(sequence, plan):
+            if self._landed(sequence):
                 reason = f"its step raised {type(error).__name__}"
                 events.append(self._life.fail(sequence, reason))
         self._kv.unstage()
@@ -559,27 +623,24 @@ class Scheduler:
     def _take_in_flight(self, plan: StepPlan) -> list[Sequence]:
         if not self._in_flight or self._in_flight[0][0] is not plan:
             raise RuntimeError(f"plan {plan.step_id} is not in flight, or not the oldest")
-        return self._in_flight.popleft()[1]
+        batch = self._in_flight.popleft()[1]
+        self._decoded = batch.sequences if batch.only_decodes else []
+        return batch.sequences
 
-    def _landed(self, sequence: Sequence, plan: StepPlan) -> bool:
+    def _landed(self, sequence: Sequence) -> bool:
         """A step came to nothing for a sequence; whether anybody wants to know."""
         sequence.num_in_flight -= 1
-        sequence.planned = sequence.planned and plan.is_ahead
         self._life.landed(sequence)
         return sequence.goes_on
 
     def _roll_back(
-        self,
-        plan: StepPlan,
-        sequences: list[Sequence],
-        output: StepOutput,
-        events: list[SequenceEvent],
+        self, sequences: list[Sequence], output: StepOutput, events: list[SequenceEvent]
     ) -> set[int]:
         """End failed sequences and requeue those that read what they wrote; all their ids."""
-        spoiled = self._roll_back_fetching(output.failed.keys())
+        spoiled = self._roll_back_fetching(output.failed.keys(), sequences)
         # Readers first, so that nobody reads a block when its filler gives it up.
         for sequence in reversed(sequences):
-            if sequence.seq_id not in spoiled or not self._landed(sequence, plan):
+            if sequence.seq_id not in spoiled or not self._landed(sequence):
                 continue
             if sequence.seq_id in output.failed:
                 events.append(self._life.fail(sequence, output.failed[sequence.seq_id]))
@@ -587,8 +648,10 @@ class Scheduler:
                 self._life.roll_back(sequence)
         return spoiled
 
-    def _roll_back_fetching(self, failed: Collection[int]) -> set[int]:
-        """Requeue readers of ``failed`` that are not in the plan themselves, as they still fetch.
+    def _roll_back_fetching(
+        self, failed: Collection[int], planned: Collection[Sequence]
+    ) -> set[int]:
+        """Requeue readers of ``failed`` that are not ``planned`` themselves, as they still fetch.
 
         Returns:
             ``failed`` and all its readers.
@@ -601,7 +664,7 @@ class Scheduler:
             if (
                 sequence is not None
                 and sequence.state is SequenceState.FETCHING
-                and not sequence.planned
+                and sequence not in planned
             ):
                 self._life.roll_back(sequence)
         return spoiled

@@ -39,6 +39,9 @@ class SequenceState(enum.Enum):
     FINISHED = "finished"
 
 
+_GOING_ON = (SequenceState.RUNNING, SequenceState.FETCHING)
+
+
 class SequenceEvent(NamedTuple):
     """What a step did to one sequence: a token, an end, or both; or a failure.
 
@@ -181,7 +184,6 @@ class Sequence:
         num_known_blocks: Blocks of the table that the runner has been told.
         num_staged: Positions below it are computed, or a step in flight computes them.
         num_in_flight: Steps in flight that compute it; its leases outlive them.
-        planned: One of them was not made ahead.
         leaves: Its leases end with the last of them, and ``keep_tokens`` of its log are kept.
     """
 
@@ -231,7 +233,6 @@ class Sequence:
     holds_blocks: bool = False
     started: bool = False
     num_in_flight: int = 0
-    planned: bool = False
     leaves: bool = False
     keep_tokens: int | None = None
     awaited_spills: set[int] | None = None
@@ -260,7 +261,7 @@ class Sequence:
     @property
     def goes_on(self) -> bool:
         """Whether what a step computes for it is wanted: it holds blocks and has not ended."""
-        return self.state in (SequenceState.RUNNING, SequenceState.FETCHING)
+        return self.state in _GOING_ON
 
     @property
     def fills_blocks(self) -> bool:

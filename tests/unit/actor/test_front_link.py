@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 
@@ -126,6 +126,26 @@ def test_lists_come_as_tuples_and_one_batch_stays_one() -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Checked:
+    """Remembers which of its kind were checked."""
+
+    checked: ClassVar[list[tuple[int, ...]]] = []
+    numbers: tuple[int, ...]
+    at: int = 0
+
+    def __post_init__(self) -> None:
+        self.checked.append(self.numbers)
+
+
+def test_what_was_checked_when_it_was_made_is_not_checked_again() -> None:
+    codec = RecordCodec([Checked])
+    made = [Checked((1, 2), 3), Checked(())]
+    Checked.checked.clear()
+    assert codec.decode(codec.encode(made)) == made
+    assert Checked.checked == []
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Told:
     """Fields as the records of the codec may have them, and one as they may not."""
 
@@ -172,3 +192,11 @@ def test_an_empty_frame_is_a_sign_of_life() -> None:
         ours.send(link_codec().encode([]))
         assert front.take() == []
         assert front._heard_s > before
+
+
+def test_tokens_of_a_step_are_what_they_were_and_not_only_equal() -> None:
+    sent = m.StepTokens((m.TurnTokens(2, 4, (6,), ((TokenLogprob(6, -0.5),),), True),))
+    ((tokens,),) = (back.turns for back in link_codec().decode(link_codec().encode([sent])))
+    assert type(tokens) is m.TurnTokens
+    assert tokens.logprobs[0][0].logprob == -0.5
+    assert tokens.ends_turn

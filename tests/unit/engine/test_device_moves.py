@@ -268,6 +268,44 @@ def test_a_disk_that_hangs_holds_up_nothing_else(bench: Bench) -> None:
     assert bench.result().transfer_id == writing
 
 
+# -- steps that are held behind copies
+
+
+def test_a_step_that_is_held_reads_what_a_fetch_brings(bench: Bench) -> None:
+    bench.open("wait_in")
+    bench.device.promises = True
+    bench.device.bad_blocks = {2}
+    bench.tiers.host.view(0)[:], bench.tiers.host.view(1)[:] = PAYLOADS[:2]
+    moves = [(bench.records[0], 0, 5), (bench.records[1], BLOCKS, 1), (bench.records[1], 1, 2)]
+    number = bench.submit(HOST, DEVICE, moves)
+    assert bench.device.gates.reached["wait_in"].wait(30)
+    (started,) = bench.tiers.answers.started
+    promised = started.promise()
+    assert promised is not None
+    assert promised == TransferResult(number, (OK, IO_ERROR, IO_ERROR), 0.0)
+    seen: list[bytes] = []
+    bench.device.launch(lambda: seen.append(bytes(bench.device.extent(5))))
+    bench.submit(DEVICE, HOST, [(bench.records[0], 5, 3)])
+    assert bench.outcomes() == [OK]
+    assert (seen, bytes(bench.tiers.host.view(3))) == ([PAYLOADS[0]], PAYLOADS[0])
+    bench.device.gates.open("wait_in")
+    assert bench.outcomes() == list(promised.outcomes)
+
+
+def test_nothing_is_promised_of_copies_that_cannot_say_or_were_not_started(bench: Bench) -> None:
+    bench.open()
+    bench.submit(HOST, DEVICE, [(bench.records[0], 0, 0)])
+    assert bench.outcomes() == [OK]
+    bench.device.promises = True
+    bench.device.failing = {("start", "in", 1)}
+    bench.submit(HOST, DEVICE, [(bench.records[0], 0, 0)])
+    assert bench.outcomes() == [IO_ERROR]
+    bench.submit(DEVICE, HOST, [(bench.records[0], 0, 0)])
+    assert bench.outcomes() == [OK]
+    bench.device.promises = False
+    assert [started.promise() for started in bench.tiers.answers.started] == [None, None]
+
+
 # -- failures
 
 

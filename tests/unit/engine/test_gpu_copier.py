@@ -76,6 +76,18 @@ def test_bytes_go_up_and_down_and_nowhere_else(ends: Ends) -> None:
     ]  # fmt: skip
 
 
+def test_steps_that_are_held_see_what_was_copied(ends: Ends) -> None:
+    ends.fill_host()
+    copier = ends.copier
+    if ends.pool.is_cuda:
+        torch.cuda._sleep(10**7)  # the copy and what follows then begin together
+    copying = copier.copy_in([*ends.pairs([(4, 0)]), (NUM_BLOCKS, ends.view(1))], copier.fence())
+    assert copying.hold_steps() == [True, False]
+    seen = ends.pool[4].clone()
+    assert seen.cpu().view(torch.uint8).numpy().tobytes() == bytes(ends.view(0))
+    assert copying.wait() == [True, False]
+
+
 def test_what_does_not_fit_is_left_out(ends: Ends) -> None:
     canary = ends.block(0)
     copier = ends.copier

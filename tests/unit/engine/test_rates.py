@@ -37,6 +37,14 @@ def test_the_fixed_cost_of_a_step_is_that_of_decoding() -> None:
     assert rates.last_step_s == 0.23
 
 
+def test_what_tokens_add_to_a_step() -> None:
+    rates = MeasuredRates()
+    assert rates.added_s(100) == 0.0
+    rates.observe_step(step_plan((100, 1)), 0.03)
+    rates.observe_prefill(100, 0.23)
+    assert rates.added_s(50) == pytest.approx(0.1)
+
+
 def test_a_step_of_prefill_and_decode_together_tells_nothing() -> None:
     rates = MeasuredRates()
     rates.observe_step(step_plan((0, 100), (7, 1)), 5.0)

@@ -101,6 +101,30 @@ def test_a_sender_waits_for_a_reader_that_is_behind() -> None:
         assert receive(right, 1) == [b"beat"]
 
 
+def test_what_is_posted_never_waits_and_goes_as_the_other_side_reads() -> None:
+    sent = [b"a" * 10, bytes(2_000_000), b"", b"b" * 300_000]
+    with ends() as (left, right):
+        assert right.receive_now() == []
+        left.post(sent[0])
+        assert not left.is_behind
+        assert right.receive_now() == sent[:1]
+        for frame in sent[1:]:
+            left.post(frame)
+        assert left.is_behind
+        assert not left.send_if_free(b"beat")
+        got: list[bytes] = []
+        while len(got) < 3:
+            got += right.receive_now()
+            left.flush()
+        assert got == sent[1:]
+        assert not left.is_behind
+        left.post(bytes(2_000_000))
+        right.close()
+        with pytest.raises(ConnectionLost):
+            left.flush()
+        assert not left.is_behind
+
+
 def test_the_end_of_the_other_side_is_told_after_what_it_sent() -> None:
     left, theirs = FrameSocket.pair()
     with left, FrameSocket(theirs) as right:

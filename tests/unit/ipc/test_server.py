@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from socket import socketpair
 
 import msgpack
 import pytest
@@ -84,6 +85,21 @@ def test_wake_ends_the_wait_also_when_it_came_first(endpoint):
         assert server.poll(60.0) == []
         waker.join()
     server.wake()
+
+
+def test_a_watched_descriptor_ends_the_wait_and_where_asked_also_when_it_has_room(endpoint):
+    ours, theirs = socketpair()
+    with ours, theirs, RouterServer(endpoint, LimitsConfig()) as server:
+        assert server.poll(0.0, for_room=True) == []  # of nothing watched
+        server.watch(ours.fileno())
+        assert server.poll(1000.0, for_room=True) == []
+        waker = threading.Timer(0.05, server.wake)  # room alone ends no other wait
+        waker.start()
+        assert server.poll(1000.0) == []
+        waker.join()
+        theirs.send(b"x")
+        for for_room in (False, True):
+            assert server.poll(1000.0, for_room=for_room) == []
 
 
 def test_a_peer_that_is_not_there_is_an_error_not_a_silence(endpoint):

@@ -578,6 +578,45 @@ def fetching(policy: LoadPolicy | None = None, **how: int) -> tuple[Scheduler, F
     return scheduler, kv, loop
 
 
+def loaded(*sizes: int, small_tokens: int) -> Loop:
+    """Sequences 1 and on whose first 8 tokens were loaded together; so many are to be computed."""
+    kv = FakeKV(200)
+    scheduler = make_scheduler(kv, step_tokens=100, small_tokens=small_tokens)
+    for seq_id, size in enumerate(sizes, 1):
+        kv.matches[seq_id] = Match(0, 8, 0)
+        scheduler.add(make_sequence(seq_id, [seq_id] * (8 + size), max_tokens=2), 0.0)
+    assert scheduler.schedule(0.0) is None
+    for transfer in scheduler.take_transfers():
+        answer(scheduler, transfer, 0.0)
+    return Loop(scheduler)
+
+
+def test_few_prompts_that_fit_a_small_step_are_computed_by_turns() -> None:
+    loop = loaded(6, 6, 2, 6, small_tokens=8)
+    loop.run(3)
+    assert [spans(plan) for plan in loop.plans] == [
+        [(1, 8, 14)],
+        [(1, 14, 15), (2, 8, 14)],  # the third would make it nine
+        [(2, 14, 15), (3, 8, 10)],
+    ]
+    loop.run(2)
+    assert [spans(plan) for plan in loop.plans[3:]] == [
+        [(3, 10, 11), (4, 8, 14)],
+        [(4, 14, 15)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "small_tokens"), [((6, 6, 6), 0), ((9, 6, 6), 8), ((2,) * 9, 8)], ids=str
+)
+def test_prompts_are_computed_together_where_a_step_is_large_or_they_are_many(
+    sizes: tuple[int, ...], small_tokens: int
+) -> None:
+    loop = loaded(*sizes, small_tokens=small_tokens)
+    loop.step()
+    assert spans(loop.plans[0]) == [(i, 8, 8 + size) for i, size in enumerate(sizes, 1)]
+
+
 def answer(scheduler: Scheduler, transfer: Transfer, now: float, *lost: int) -> None:
     """All blocks arrive but those at the positions ``lost``."""
     outcomes = tuple(
