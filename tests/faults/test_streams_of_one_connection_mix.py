@@ -1,4 +1,4 @@
-"""S024: reading one stream of a connection takes nothing from the others."""
+"""Reading one stream of a connection takes nothing from the others."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""S014: a prefix that was reused must give the logits of a cold run, wherever it ends."""
+"""A prefix that was reused must give the logits of a cold run, wherever it ends."""
 
 from __future__ import annotations
 

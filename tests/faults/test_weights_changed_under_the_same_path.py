@@ -1,4 +1,4 @@
-"""S018: new weights under an old name or path must never meet KV of the old ones."""
+"""New weights under an old name or path must never meet KV of the old ones."""
 
 from __future__ import annotations
 

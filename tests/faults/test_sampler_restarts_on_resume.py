@@ -1,4 +1,4 @@
-"""S019, S020: a preempted request continues its random numbers and penalties exactly.
+"""A preempted request continues its random numbers and penalties exactly.
 
 The cases run on a real (tiny) model: uninterrupted; preempted after five tokens and resumed from
 its tokens with nothing, some or most of its KV left; and among batch mates.
