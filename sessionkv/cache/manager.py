@@ -369,15 +369,11 @@ class KVCacheManager:
 
     def take_stale(self) -> tuple[BlockHash, ...]:
         """Keys whose record on disk is of no more use: shorter selves of tails that grew."""
-        stale = tuple(self._residency.stale)
-        self._residency.stale.clear()
-        return stale
+        return _taken(self._residency.stale)
 
     def take_fallen(self) -> tuple[BlockHash, ...]:
         """Keys whose rank may have fallen since the last call, for the order of the disk."""
-        fallen = tuple(self._residency.fallen)
-        self._residency.fallen.clear()
-        return fallen
+        return _taken(self._residency.fallen)
 
     def resident_keys(self) -> tuple[BlockHash, ...]:
         """Keys of all blocks in memory, longest known first."""
@@ -442,3 +438,12 @@ class KVCacheManager:
             InvariantBroken: With what disagrees.
         """
         check_cache(self._residency, self._running, self._fetcher, self._spiller)
+
+
+def _taken(keys: dict[BlockHash, None]) -> tuple[BlockHash, ...]:
+    """Empties ``keys``; asked in each step, and nearly always there are none."""
+    if not keys:
+        return ()
+    taken = tuple(keys)
+    keys.clear()
+    return taken

@@ -197,10 +197,10 @@ class Spiller:
         ]
         for block in dirty[: max(short, 0)]:
             residency.host.await_move(block)
-        copies = [
-            self._copy_to_disk(residency.host, block)
-            for block in dirty[: max(MAX_WRITES - spilling, 0)]
-        ]
+        copies = []
+        for block in dirty[: max(MAX_WRITES - spilling, 0)]:
+            entry = residency.entry_of(residency.host, block)
+            copies.append((entry, BlockMove(entry.record, block, -1)))
         return self._start(Tier.HOST, Tier.DISK, copies, written=False)
 
     def _write_requested(self) -> list[Transfer]:
@@ -218,18 +218,14 @@ class Spiller:
             if entry is None or entry.on_disk or key in self._writing:
                 continue
             if entry.host is not None:
-                from_host.append(self._copy_to_disk(residency.host, entry.host))
+                from_host.append((entry, BlockMove(entry.record, entry.host, -1)))
             elif entry.device is not None and not residency.is_growing(entry):
                 # A tail that grows is left out: its longer self will be asked for.
-                from_device.append(self._copy_to_disk(residency.device, entry.device))
+                from_device.append((entry, BlockMove(entry.record, entry.device, -1)))
         return [
             *self._start(Tier.DEVICE, Tier.DISK, from_device, written=True),
             *self._start(Tier.HOST, Tier.DISK, from_host, written=True),
         ]
-
-    def _copy_to_disk(self, pool: BlockPool, block: int) -> _Copy:
-        entry = self._residency.entry_of(pool, block)
-        return entry, BlockMove(entry.record, block, -1)
 
     def _tier_below_device(self) -> Tier | None:
         if self._residency.host.num_blocks:
