@@ -37,7 +37,7 @@ class Both:
         self.device = device
         self.extras = ExtraSampling(MANY, vocab_size=VOCAB, device=device)
         self.results = StepResults(
-            MANY, max_step_tokens=MANY, vocab_size=VOCAB, dtype=torch.bfloat16, device=device
+            MANY, max_rows=MANY, vocab_size=VOCAB, dtype=torch.bfloat16, device=device
         )
         self.states: dict[int, SamplerState] = {}
         self.generator = torch.Generator().manual_seed(5)
