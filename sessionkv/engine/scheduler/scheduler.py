@@ -24,13 +24,12 @@ caller calls ``release``; an event with ``error``; ``cancel``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 
 from sessionkv.config import SchedulerConfig
 from sessionkv.engine.scheduler.ahead import continued, num_awaited
 from sessionkv.engine.scheduler.batch import Batch, StepBudget
-from sessionkv.engine.scheduler.fairness import OUTPUT_WEIGHT
 from sessionkv.engine.scheduler.kv import KVCache
+from sessionkv.engine.scheduler.landing import Landing
 from sessionkv.engine.scheduler.lifecycle import Lifecycle
 from sessionkv.engine.scheduler.policy import LoadPolicy, Workload
 from sessionkv.engine.scheduler.sequence import (
@@ -47,8 +46,6 @@ from sessionkv.types import (
     Fetched,
     FinishReason,
     Meeting,
-    MissReason,
-    SampledToken,
     StepOutput,
     StepPlan,
     Tier,
@@ -105,6 +102,7 @@ class Scheduler:
             kv, desk=self._desk, ageing_s=config.ageing_s, patience_s=self._patience_s
         )
         self._admitter = self._life.admitter
+        self._landing = Landing(kv, self._life)
         self._in_flight: deque[tuple[StepPlan, Batch]] = deque()
         self._decoded: list[Sequence] = []  # by the last plan, if it did nothing else
         self._step_id = 0
@@ -537,88 +535,15 @@ class Scheduler:
         Raises:
             RuntimeError: The plan is not the oldest in flight.
         """
-        sequences = self._take_in_flight(plan)
-        events: list[SequenceEvent] = []
-        spoiled = self._roll_back(sequences, output, events) if output.failed else ()
-        sampled, is_ahead = output.sampled, plan.is_ahead
-        for sequence, step in zip(sequences, plan.steps, strict=True):
-            seq_id, start, token_ids, _, samples = step
-            if seq_id in spoiled:
-                continue
-            sequence.num_in_flight -= 1
-            goes_on = sequence.goes_on
-            if is_ahead and not goes_on:
-                self._life.landed(sequence)
-                continue
-            end = start + len(token_ids)
-            sequence.num_computed = end
-            if start < sequence.num_prompt_tokens:
-                self._count_prefill(sequence, start, end)
-            if start < sequence.computed_before:
-                again = min(end, sequence.computed_before) - start
-                sequence.accounting.recomputed_tokens += again
-            if sequence.use_cache:
-                self._kv.commit(seq_id, end)
-            if not goes_on:
-                self._life.landed(sequence)
-            elif samples:
-                events.append(self._sampled(sequence, sampled[seq_id], now))
-            elif sequence.num_output_tokens >= sequence.max_output_tokens:
-                events.append(self._life.finish(sequence, None))
-        self._kv.unstage()
-        return events
-
-    def _count_prefill(self, sequence: Sequence, start: int, end: int) -> None:
-        """Note where the prompt's positions below ``end`` came from, those computed with a reason.
-
-        ::
-
-            | device | lost | found | not found |
-                     ^ start        ^ found_tokens
-        """
-        accounting = sequence.accounting
-        accounting.took(Tier.DEVICE, start)
-        end = min(end, sequence.num_prompt_tokens)
-        found = min(sequence.found_tokens, end)
-        if sequence.lost and start < found:
-            size = self._kv.block_size
-            for position in range(start // size, -(-found // size)):
-                reason = sequence.lost.get(position, MissReason.RECOMPUTE_WAS_SOONER)
-                accounting.was_computed(min((position + 1) * size, found), reason)
-        accounting.was_computed(found, MissReason.RECOMPUTE_WAS_SOONER)
-        accounting.was_computed(end, None)
-
-    def _sampled(self, sequence: Sequence, token: SampledToken, now: float) -> SequenceEvent:
-        """Add a token to its sequence, which may end with it."""
-        token_id = token.token_id
-        sequence.chain.append(token_id)
-        accounting = sequence.accounting
-        accounting.last_token_at = now
-        if accounting.first_token_at is None:
-            accounting.first_token_at = now
-        sequence.share.charge(OUTPUT_WEIGHT)
-        num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
-        limit = sequence.max_output_tokens
-        if num_output > limit:
-            return self._life.finish(sequence, None)
-        if token_id in sequence.stop_token_ids and num_output >= sequence.sampling.min_tokens:
-            sequence.end_reason = FinishReason.STOP
-            return self._life.finish(sequence, token, token_id)
-        if num_output == limit:
-            return self._life.finish(sequence, token)
-        return SequenceEvent(sequence.seq_id, token, num_output)
+        return self._landing.commit(plan, self._take_in_flight(plan), output, now)
 
     def fail_step(self, plan: StepPlan, error: BaseException) -> list[SequenceEvent]:
-        """The runner raised: every sequence of the plan fails, and nothing it wrote counts."""
-        events = []
-        sequences = self._take_in_flight(plan)
-        self._roll_back_fetching({sequence.seq_id for sequence in sequences}, sequences)
-        for sequence in reversed(sequences):
-            if self._landed(sequence):
-                reason = f"its step raised {type(error).__name__}"
-                events.append(self._life.fail(sequence, reason))
-        self._kv.unstage()
-        return events
+        """The runner raised: every sequence of the plan fails, and nothing it wrote counts.
+
+        Raises:
+            RuntimeError: The plan is not the oldest in flight.
+        """
+        return self._landing.fail(self._take_in_flight(plan), error)
 
     def _take_in_flight(self, plan: StepPlan) -> list[Sequence]:
         if not self._in_flight or self._in_flight[0][0] is not plan:
@@ -626,45 +551,3 @@ class Scheduler:
         batch = self._in_flight.popleft()[1]
         self._decoded = batch.sequences if batch.only_decodes else []
         return batch.sequences
-
-    def _landed(self, sequence: Sequence) -> bool:
-        """A step came to nothing for a sequence; whether anybody wants to know."""
-        sequence.num_in_flight -= 1
-        self._life.landed(sequence)
-        return sequence.goes_on
-
-    def _roll_back(
-        self, sequences: list[Sequence], output: StepOutput, events: list[SequenceEvent]
-    ) -> set[int]:
-        """End failed sequences and requeue those that read what they wrote; all their ids."""
-        spoiled = self._roll_back_fetching(output.failed.keys(), sequences)
-        # Readers first, so that nobody reads a block when its filler gives it up.
-        for sequence in reversed(sequences):
-            if sequence.seq_id not in spoiled or not self._landed(sequence):
-                continue
-            if sequence.seq_id in output.failed:
-                events.append(self._life.fail(sequence, output.failed[sequence.seq_id]))
-            else:
-                self._life.roll_back(sequence)
-        return spoiled
-
-    def _roll_back_fetching(
-        self, failed: Collection[int], planned: Collection[Sequence]
-    ) -> set[int]:
-        """Requeue readers of ``failed`` that are not ``planned`` themselves, as they still fetch.
-
-        Returns:
-            ``failed`` and all its readers.
-        """
-        spoiled = set(failed)
-        for seq_id in failed:
-            spoiled.update(self._kv.dependents(seq_id))
-        for seq_id in spoiled:
-            sequence = self._life.sequences.get(seq_id)
-            if (
-                sequence is not None
-                and sequence.state is SequenceState.FETCHING
-                and sequence not in planned
-            ):
-                self._life.roll_back(sequence)
-        return spoiled
