@@ -295,9 +295,9 @@ def _load_runner(config: EngineConfig, chosen: _Chosen, progress: ProgressSink) 
                 {"stage": stage, "done": done, "total": total, "unit": "steps"}
             ),
         )
-        return _Loaded(
-            prepared.text_dir, memory, step_budget(asked_tokens, on_gpu=True), gpu_runner
-        )
+        budget = step_budget(asked_tokens, on_gpu=True)
+        budget = replace(budget, small=gpu_runner.small_step_tokens)
+        return _Loaded(prepared.text_dir, memory, budget, gpu_runner)
     from sessionkv.engine.model_runner import ModelRunner
 
     memory = chosen.memory

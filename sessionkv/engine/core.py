@@ -195,7 +195,7 @@ class Core:
 
     def _start_moves(self) -> None:
         parts = self._parts
-        self._submit(parts.scheduler.take_loads())  # the bus is not to wait for what follows
+        self._submit(parts.scheduler.take_ready())  # the bus is not to wait for what follows
         for seq_id, query in parts.scheduler.take_lookups():
             parts.store.lookup(seq_id, query)
         self._submit(parts.scheduler.take_transfers())

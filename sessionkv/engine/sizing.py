@@ -24,7 +24,7 @@ MAX_DISK_BYTES = 50 * GIB
 MIRROR_SHARE = 1 / 3
 """Part of the device's KV bytes for contiguous copies of running sequences (CPU attention)."""
 CPU_STEP = StepBudget(alone=512, shared=256)
-GPU_STEP = StepBudget(alone=8192, shared=2048, small=640)
+GPU_STEP = StepBudget(alone=8192, shared=2048)
 """Larger steps use the device little better, and would hold up those that decode."""
 
 

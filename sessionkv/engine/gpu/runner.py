@@ -57,6 +57,7 @@ class GpuRunner:
 
     Attributes:
         plans_ahead: True: while the device computes, the host plans.
+        small_step_tokens: Steps of up to so many tokens are graphs, which cost the host little.
     """
 
     plans_ahead = True
@@ -93,8 +94,8 @@ class GpuRunner:
         shape = (spec.num_layers, 2, spec.num_kv_heads, geometry.block_size, spec.head_dim)
         dtype = getattr(torch, geometry.dtype)
         self.pool = torch.zeros((num_blocks, *shape), dtype=dtype, device=device)
-        chunk_rows = most_chunk_rows(decoder.layer_weights, max_step_tokens)
-        chunks = chunk_sizes(chunk_rows, max_running)
+        self.small_step_tokens = most_chunk_rows(decoder.layer_weights, max_step_tokens)
+        chunks = chunk_sizes(self.small_step_tokens, max_running)
         max_rows = max(max_step_tokens, *(size.num_rows for size in chunks))
         self._inputs = StepInputs(
             block_size=geometry.block_size,

@@ -39,17 +39,22 @@ class Batch:
 
     Attributes:
         budget: Tokens that may still be planned.
+        by_turns: A small step is not made large by further prompts: they are left to the next one.
         sequences: Those planned, in the order of ``steps``.
     """
 
     __slots__ = (
-        "_kv", "_num_decodes", "_shared_budget", "budget", "copies", "sequences", "starts", "steps"
+        "_kv", "_leaves", "_num_decodes", "_shared_budget", "_small", "budget", "by_turns",
+        "copies", "sequences", "starts", "steps",
     )  # fmt: skip
 
     def __init__(self, kv: KVCache, budget: StepBudget) -> None:
         self._kv = kv
         self._num_decodes = 0
         self._shared_budget = budget.shared
+        self._small = budget.small
+        self._leaves = False
+        self.by_turns = False
         self.budget = budget.alone
         self.starts: list[SequenceStart] = []
         self.steps: list[SequenceStep] = []
@@ -103,6 +108,17 @@ class Batch:
             sequence.num_in_flight += 1
         self.sequences += sequences
         self._num_decodes = len(sequences)
+
+    def leaves(self, sequence: Sequence) -> bool:
+        """Whether a prompt is left to the next step, as all after it are then.
+
+        The first of a step would wait for the others, and these would be no sooner.
+        """
+        if self.by_turns and not self._leaves and not self.only_decodes:
+            planned = sum(len(step.token_ids) for step in self.steps)
+            wanted = min(len(sequence.token_ids), sequence.compute_limit) - sequence.num_computed
+            self._leaves = planned <= self._small < planned + wanted
+        return self._leaves
 
     def add_prefill(self, sequence: Sequence) -> int:
         """Compute as much of the rest as the budget allows; how many tokens that is.

@@ -53,11 +53,11 @@ from sessionkv.types import (
     TransferResult,
 )
 
-_FEW = 8
-"""Prompts that are computed by turns rather than together; of more the device makes better use
-together, and those behind them count."""
-_NEAR_TOKENS = 8192
-"""Behind longer histories a prompt's step is mostly attention, and large steps are better at it."""
+_MAX_PROMPTS_BY_TURNS = 8
+"""Prompts, ready or waiting, that are computed by turns rather than together."""
+_MAX_HISTORY_BY_TURNS = 8192
+"""In tokens. Behind longer ones a prompt's step is mostly attention, and large steps are better at
+it."""
 _RETRY_STEPS = 16
 """Blocked admissions are tried again this often even if nothing seems to have changed."""
 
@@ -232,8 +232,8 @@ class Scheduler:
         self._desk.collect_spills()
         return self._desk.take()
 
-    def take_loads(self) -> list[Transfer]:
-        """Of :meth:`take_transfers` what is known without looking for blocks to spill."""
+    def take_ready(self) -> list[Transfer]:
+        """Of :meth:`take_transfers` what is there by now, without looking for blocks to spill."""
         return self._desk.take()
 
     def take_lookups(self) -> list[tuple[int, DiskQuery]]:
@@ -370,6 +370,7 @@ class Scheduler:
         Blocks are seen to before anything of lower rank is planned, and only lower ranks give way,
         so that nobody planned already loses its blocks.
         """
+        batch.by_turns = self.num_waiting <= _MAX_PROMPTS_BY_TURNS
         if self._plan_alike(batch):
             return True
         decodes: list[Sequence] = []
@@ -381,16 +382,18 @@ class Scheduler:
             known = len(sequence.token_ids)
             if known > sequence.capacity_tokens and not self._grow(sequence, known):
                 had_room = False
-            elif (  # Sequence.decodes, without asking again for what is at hand
-                known - sequence.num_computed == 1
-                and sequence.started
-                and sequence.state is is_running
-            ):
+            elif sequence.decodes:
                 decodes.append(sequence)
             else:
                 prefills.append(sequence)
         batch.add_decodes(decodes, may_be_read=self.num_waiting > 0)
-        self._plan_prefills(batch, prefills)
+        batch.by_turns &= len(prefills) + self.num_waiting <= _MAX_PROMPTS_BY_TURNS and all(
+            sequence.num_computed <= _MAX_HISTORY_BY_TURNS for sequence in prefills
+        )
+        for sequence in prefills:
+            if batch.budget <= 0:
+                break
+            self._add_prompt(batch, sequence)
         return had_room
 
     def _plan_alike(self, batch: Batch) -> bool:
@@ -409,25 +412,14 @@ class Scheduler:
         batch.add_decodes(decoded, may_be_read=self.num_waiting > 0)
         return True
 
-    def _plan_prefills(self, batch: Batch, prefills: list[Sequence]) -> None:
-        """Plan prompts, those first in rank; what is left over is in the next step.
+    def _add_prompt(self, batch: Batch, sequence: Sequence) -> None:
+        """Plan a prompt, or what is left of it, as far as this step goes.
 
-        Where they are few, a step that is small is not made large by further ones: the first of
-        them would wait for the others, and these would be no sooner.
+        Where prompts are few a small step is not made large by further ones. Of many the device
+        makes better use together, and those behind them count.
         """
-        by_turns = len(prefills) + self.num_waiting <= _FEW and all(
-            sequence.num_computed <= _NEAR_TOKENS for sequence in prefills
-        )
-        planned, small = len(batch.steps), self._budget.small
-        for number, sequence in enumerate(prefills):
-            if batch.budget <= 0:
-                return
-            wanted = min(len(sequence.token_ids), sequence.compute_limit) - sequence.num_computed
-            if by_turns and number and planned <= small < planned + wanted:
-                return
-            taken = batch.add_prefill(sequence)
-            sequence.share.charge(taken)
-            planned += taken
+        if not batch.leaves(sequence):
+            sequence.share.charge(batch.add_prefill(sequence))
 
     def _plan_admissions(self, batch: Batch, now: float) -> None:
         room = self._max_running - self.num_running
@@ -440,7 +432,7 @@ class Scheduler:
                 room -= 1
                 self._life.admitted(sequence)
                 if sequence.state is SequenceState.RUNNING or self._meet(sequence, now):
-                    sequence.share.charge(batch.add_prefill(sequence))
+                    self._add_prompt(batch, sequence)
             if room <= 0 or batch.budget <= 0:
                 return
 

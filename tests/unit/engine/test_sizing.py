@@ -131,7 +131,7 @@ def test_a_window_shrinks_to_the_gpus_pool_too() -> None:
     ("asked", "on_gpu", "budget"),
     [
         (None, False, StepBudget(alone=512, shared=256)),
-        (None, True, StepBudget(alone=8192, shared=2048, small=640)),
+        (None, True, StepBudget(alone=8192, shared=2048)),
         (100, False, StepBudget(alone=100, shared=100)),
         (4096, True, StepBudget(alone=4096, shared=4096)),
     ],

@@ -606,6 +606,26 @@ def test_few_prompts_that_fit_a_small_step_are_computed_by_turns() -> None:
     ]
 
 
+def test_who_comes_new_does_not_overtake_a_prompt_that_was_left_to_the_next_step() -> None:
+    loop = loaded(6, 6, small_tokens=8)
+    loop.scheduler.add(make_sequence(3, [3, 3], max_tokens=2), 0.0)
+    loop.run(3)
+    assert [spans(plan) for plan in loop.plans] == [
+        [(1, 8, 14)],
+        [(1, 14, 15), (2, 8, 14)],
+        [(2, 14, 15), (3, 0, 2)],
+    ]
+
+
+def test_prompts_that_come_together_are_computed_by_turns() -> None:
+    scheduler = make_scheduler(FakeKV(200), step_tokens=100, small_tokens=8)
+    for seq_id in (1, 2):
+        scheduler.add(make_sequence(seq_id, [seq_id] * 6, max_tokens=2), 0.0)
+    loop = Loop(scheduler)
+    loop.run(2)
+    assert [spans(plan) for plan in loop.plans] == [[(1, 0, 6)], [(1, 6, 7), (2, 0, 6)]]
+
+
 @pytest.mark.parametrize(
     ("sizes", "small_tokens"), [((6, 6, 6), 0), ((9, 6, 6), 8), ((2,) * 9, 8)], ids=str
 )
