@@ -82,15 +82,15 @@ class SchedulerConfig:
         max_running: Most sequences in the batch.
         max_queue: Most turns that wait to be admitted; past it ``Overloaded``.
         ageing_s: Waiting so long counts as one step of priority.
-        lookup_timeout_ms: How long at least a turn waits for the answer what of it is on disk. Up
-            to a quarter of the time that computing its prompt takes, where that is longer.
+        min_lookup_wait_ms: How long a turn waits at least for the answer what of it is on disk. Up
+            to a quarter of the time that computing it takes, where that is longer.
     """
 
     step_tokens: int | None = None
     max_running: int = 256
     max_queue: int = 1024
     ageing_s: float = 10.0
-    lookup_timeout_ms: float = 50.0
+    min_lookup_wait_ms: float = 50.0
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -98,7 +98,7 @@ class SchedulerConfig:
         _range("scheduler.max_running", self.max_running, 1, 4096)
         _range("scheduler.max_queue", self.max_queue, 1, 2**20)
         _range("scheduler.ageing_s", self.ageing_s, 0.001, 1e6)
-        _range("scheduler.lookup_timeout_ms", self.lookup_timeout_ms, 0, 60_000)
+        _range("scheduler.min_lookup_wait_ms", self.min_lookup_wait_ms, 0, 60_000)
 
 
 @dataclass(frozen=True, slots=True)

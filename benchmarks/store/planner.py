@@ -86,7 +86,7 @@ MACHINES = (
 class LoadAll:
     """Pure loading."""
 
-    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+    def patience_s(self, start: int, end: int, *, step_tokens: int) -> float:
         return 0.0
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
@@ -98,7 +98,7 @@ class LoadAll:
 class ComputeAll:
     """Pure computing."""
 
-    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+    def patience_s(self, start: int, end: int, *, step_tokens: int) -> float:
         return 0.0
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:

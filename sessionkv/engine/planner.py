@@ -31,8 +31,8 @@ slower, and what arrives meanwhile waits for the step's end."""
 PATIENCE = 0.25
 """The disk's answer is waited for up to this share of what computing all takes: a disk that hangs
 makes a turn so much slower, and one that is merely slow does not have it computed again."""
-UNMEASURED_PATIENCE_S = 1.0
-"""The same before any prefill was measured: after a start, when everything is on disk."""
+UNMEASURED_TOKEN_S, UNMEASURED_PATIENCE_S = 0.001, 1.0
+"""For each token, and at most, before any prefill was measured: after a start, when all is on disk."""
 _IDLE = Lane()
 
 
@@ -52,11 +52,11 @@ class LoadPlanner:
         self._block_size = block_size
         self.rates = MeasuredRates()
 
-    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
-        """How long to wait for what the disk says of a prompt of so many tokens. O(1)."""
+    def patience_s(self, start: int, end: int, *, step_tokens: int) -> float:
+        """How long to wait for what the disk says of these positions of a prompt. O(1)."""
         if not self.rates.knows_computing:
-            return UNMEASURED_PATIENCE_S
-        return PATIENCE * self.rates.compute_s(0, num_tokens, step_tokens=step_tokens)
+            return min(UNMEASURED_TOKEN_S * (end - start), UNMEASURED_PATIENCE_S)
+        return PATIENCE * self.rates.compute_s(start, end, step_tokens=step_tokens)
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
         """Share what is unclaimed between the cursors. O(log blocks)."""

@@ -63,7 +63,7 @@ def engine_config(
         store=store,
         max_model_len=max_model_len,
         limits=limits or LimitsConfig(),
-        scheduler=SchedulerConfig(step_tokens=step_tokens, lookup_timeout_ms=30_000),
+        scheduler=SchedulerConfig(step_tokens=step_tokens, min_lookup_wait_ms=30_000),
         cache=CacheConfig(
             block_size=block_size,
             device_blocks=blocks,

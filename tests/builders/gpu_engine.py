@@ -66,7 +66,7 @@ def gpu_config(
         dtype=dtype,
         offline=True,
         scheduler=SchedulerConfig(
-            step_tokens=step_tokens, max_running=MAX_RUNNING, lookup_timeout_ms=30_000
+            step_tokens=step_tokens, max_running=MAX_RUNNING, min_lookup_wait_ms=30_000
         ),
         cache=CacheConfig(
             block_size=BLOCK,

@@ -16,7 +16,7 @@ from tests.builders.fake_kv import FakeChain, FakeKV
 class LoadAll:
     """Loads everything at once, and computes only what could not be loaded."""
 
-    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+    def patience_s(self, start: int, end: int, *, step_tokens: int) -> float:
         return 0.0
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
@@ -32,7 +32,7 @@ class ComputeAll:
     def __init__(self) -> None:
         self.asked: list[tuple[Meeting, Workload]] = []
 
-    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+    def patience_s(self, start: int, end: int, *, step_tokens: int) -> float:
         return 0.0
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
@@ -48,8 +48,8 @@ class Scripted:
     asked: list[tuple[Meeting, Workload]] = field(default_factory=list)
     token_patience_s: float = 0.0
 
-    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
-        return num_tokens * self.token_patience_s
+    def patience_s(self, start: int, end: int, *, step_tokens: int) -> float:
+        return (end - start) * self.token_patience_s
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:
         self.asked.append((meeting, work))

@@ -33,7 +33,7 @@ class Whimsical:
     seen: int = 0
     tiers: set[Tier] = field(default_factory=set)
 
-    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
+    def patience_s(self, start: int, end: int, *, step_tokens: int) -> float:
         return 0.0
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:

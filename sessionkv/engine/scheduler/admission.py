@@ -35,7 +35,7 @@ class Admitter:
         queue: WaitingQueue,
         desk: TransferDesk,
         sequences: Mapping[int, Sequence],
-        patience_s: Callable[[int], float],
+        patience_s: Callable[[int, int], float],
     ) -> None:
         """Nobody waits yet.
 
@@ -44,7 +44,7 @@ class Admitter:
             queue: Of those that wait; their lifecycle's.
             desk: Takes receipts back.
             sequences: All by id; their lifecycle's.
-            patience_s: How long to wait for what the store says of a prompt of so many tokens.
+            patience_s: How long to wait for what the store says of some positions of a prompt.
         """
         self._kv = kv
         self._queue = queue
@@ -105,7 +105,10 @@ class Admitter:
         sequence.ram_tokens = query.first_token
         sequence.asked_at = query.num_moves
         sequence.state = SequenceState.LOOKUP
-        self._lookups[sequence.seq_id] = now + self._patience_s(len(sequence.token_ids))
+        # A disk that did not answer in time is not waited for that long again.
+        first = len(sequence.token_ids) if sequence.disk_was_late else query.first_token
+        patience_s = self._patience_s(first, len(sequence.token_ids))
+        self._lookups[sequence.seq_id] = now + patience_s
         self._questions.append((sequence.seq_id, query))
         return True
 

@@ -45,7 +45,7 @@ class Lifecycle:
         *,
         desk: TransferDesk,
         ageing_s: float,
-        patience_s: Callable[[int], float],
+        patience_s: Callable[[int, int], float],
     ) -> None:
         """Nothing is known yet; ``patience_s`` is the admitter's."""
         self._kv = kv

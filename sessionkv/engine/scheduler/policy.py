@@ -57,8 +57,8 @@ class Claims:
 class LoadPolicy(Protocol):
     """Decides how long to ask for a sequence's KV below the device, and what to load of it."""
 
-    def patience_s(self, num_tokens: int, *, step_tokens: int) -> float:
-        """How long an answer is worth waiting for that may spare computing so many tokens."""
+    def patience_s(self, start: int, end: int, *, step_tokens: int) -> float:
+        """How long an answer is worth waiting for that may spare computing these positions."""
         ...
 
     def meet(self, meeting: Meeting, work: Workload) -> Claims:

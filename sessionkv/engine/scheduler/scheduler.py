@@ -96,7 +96,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._max_running = budget.most_running(config.max_running)
         self._max_queue = config.max_queue
-        self._lookup_timeout_s = config.lookup_timeout_ms / 1000.0
+        self._least_patience_s = config.min_lookup_wait_ms / 1000.0
         self._desk = TransferDesk(kv)
         self._life = Lifecycle(
             kv, desk=self._desk, ageing_s=config.ageing_s, patience_s=self._patience_s
@@ -127,9 +127,9 @@ class Scheduler:
             )
         self._life.enter(sequence, now)
 
-    def _patience_s(self, num_tokens: int) -> float:
-        worth_s = self._policy.patience_s(num_tokens, step_tokens=self._budget.alone)
-        return max(self._lookup_timeout_s, worth_s)
+    def _patience_s(self, start: int, end: int) -> float:
+        worth_s = self._policy.patience_s(start, end, step_tokens=self._budget.alone)
+        return max(self._least_patience_s, worth_s)
 
     def _set_limits(self, sequence: Sequence) -> None:
         """How many tokens it may sample: what was asked for, or what fits window and pool."""

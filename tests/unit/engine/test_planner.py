@@ -24,10 +24,11 @@ def planner(
 
 
 def test_the_disk_is_asked_for_as_long_as_its_answer_is_worth() -> None:
-    patience_s = planner(prefill_s=0.004).patience_s(2000, step_tokens=STEP)
-    assert patience_s == pytest.approx(0.25 * 2000 * 0.004)
+    patience_s = planner(prefill_s=0.004).patience_s(1500, 2000, step_tokens=STEP)
+    assert patience_s == pytest.approx(0.25 * 500 * 0.004)
     unknown = planner(prefill_s=None)
-    assert unknown.patience_s(2000, step_tokens=STEP) == UNMEASURED_PATIENCE_S
+    assert unknown.patience_s(0, 200, step_tokens=STEP) == pytest.approx(0.2)
+    assert unknown.patience_s(0, 20_000, step_tokens=STEP) == UNMEASURED_PATIENCE_S
 
 
 def found(

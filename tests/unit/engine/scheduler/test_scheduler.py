@@ -807,7 +807,7 @@ def test_a_preempted_meeting_gives_everything_back_and_starts_over() -> None:
 def test_a_lookup_that_takes_too_long_is_done_without() -> None:
     kv = FakeKV(20)
     kv.queries[0] = DiskQuery((), BlockHash(b"p"), (), 0)
-    scheduler = make_scheduler(kv, lookup_timeout_ms=50)
+    scheduler = make_scheduler(kv, min_lookup_wait_ms=50)
     scheduler.add(make_sequence(1, range(4), max_tokens=1), 1.0)
     assert scheduler.next_wake() == pytest.approx(1.05)
     assert scheduler.schedule(1.04) is None
@@ -822,7 +822,7 @@ def test_a_lookup_is_waited_for_as_long_as_it_is_worth() -> None:
     kv = FakeKV(40)
     kv.queries |= {first: DiskQuery((), BlockHash(b"p"), (), 0) for first in (0, 50)}
     policy = Scripted([Claims(None)], token_patience_s=0.02)
-    scheduler = make_scheduler(kv, policy=policy, lookup_timeout_ms=50)
+    scheduler = make_scheduler(kv, policy=policy, min_lookup_wait_ms=50)
     scheduler.add(make_sequence(1, range(10), max_tokens=1), 1.0)  # 0.2 s
     scheduler.add(make_sequence(2, [50, 51], max_tokens=1), 1.01)  # the least, 0.05 s
     assert scheduler.next_wake() == pytest.approx(1.06)
@@ -836,10 +836,26 @@ def test_a_lookup_is_waited_for_as_long_as_it_is_worth() -> None:
     assert not scheduler.get(1).disk_was_late
 
 
+def test_what_memory_lacks_is_worth_a_wait_and_a_late_disk_none_again() -> None:
+    kv = FakeKV(40)
+    kv.queries[0] = DiskQuery((), BlockHash(b"p"), (), 8)  # the first 8 tokens are in memory
+    kv.matches[0] = Match(8, 0, 0)
+    policy = Scripted([Claims(None)], token_patience_s=0.1)
+    scheduler = make_scheduler(kv, policy=policy, min_lookup_wait_ms=50)
+    scheduler.add(make_sequence(1, range(10), max_tokens=1), 1.0)
+    assert scheduler.next_wake() == pytest.approx(1.2)
+    free, kv.free = kv.free, []
+    assert scheduler.schedule(1.2) is None  # no room
+    kv.free = free
+    kv.matches[0] = Match(4, 0, 0)  # memory has lost some meanwhile
+    assert scheduler.schedule(1.3) is None
+    assert scheduler.next_wake() == pytest.approx(1.35)
+
+
 def test_an_answer_that_comes_late_but_before_admission_is_of_use() -> None:
     kv = FakeKV(20)
     kv.queries[0] = DiskQuery((), BlockHash(b"p"), (), 0)
-    scheduler = make_scheduler(kv, lookup_timeout_ms=50)
+    scheduler = make_scheduler(kv, min_lookup_wait_ms=50)
     scheduler.add(make_sequence(1, range(4), max_tokens=1), 1.0)
     free, kv.free = kv.free, []
     assert scheduler.schedule(1.05) is None
