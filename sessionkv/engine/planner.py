@@ -32,7 +32,7 @@ PATIENCE = 0.25
 """The disk's answer is waited for up to this share of what computing all takes: a disk that hangs
 makes a turn so much slower, and one that is merely slow does not have it computed again."""
 UNMEASURED_TOKEN_S, UNMEASURED_PATIENCE_S = 0.001, 1.0
-"""For each token, and at most, before any prefill was measured: after a start, when all is on disk."""
+"""A token, and at most, before a prefill was measured: after a start, all is on disk."""
 _IDLE = Lane()
 
 
