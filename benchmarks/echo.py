@@ -28,7 +28,11 @@ from sessionkv.ipc.waker import Waker
 
 REST_US = 1000
 """About what a one-token turn takes."""
+PATIENCE_S = 30.0
+"""Whoever hears nothing for so long is alone: enough for the other process to start."""
 _END = b""
+_LINGER_MS = 1000
+"""For the last word to one who may be gone."""
 
 
 def _compute_us(duration_us: float) -> None:
@@ -82,10 +86,15 @@ class _Asker:
         self._thread.start()
 
     def ask(self, frame: bytes) -> None:
-        """Send a frame and wait for its answer."""
+        """Send a frame and wait for its answer.
+
+        Raises:
+            TimeoutError: None comes.
+        """
         self._waiting.append(frame)
         self._waker.wake()
-        self._answered.acquire()
+        if not self._answered.acquire(timeout=PATIENCE_S):
+            raise TimeoutError(f"the other process has not answered for {PATIENCE_S:g} s")
 
     def close(self) -> None:
         """End both sides."""
@@ -96,6 +105,7 @@ class _Asker:
 
     def _run(self) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = _LINGER_MS
             dealer.connect(self._endpoint)
             poller = zmq.Poller()
             poller.register(self._waker.fd, zmq.POLLIN)
@@ -119,18 +129,22 @@ def _asker(answer_bytes: int) -> Iterator[_Asker]:
     with tempfile.TemporaryDirectory(prefix="skv-", dir="/tmp") as folder:
         endpoint = f"ipc://{folder}/echo"
         command = [sys.executable, "-m", "benchmarks.echo", endpoint, str(answer_bytes)]
-        with subprocess.Popen(command, cwd=ROOT):
+        with subprocess.Popen(command, cwd=ROOT) as process:
             asker = _Asker(endpoint)
             try:
                 yield asker
             finally:
                 asker.close()
+                process.kill()  # nothing of it is wanted any more, and it may have stood still
 
 
 def echo_times_us(count: int, *, request_bytes: int, answer_bytes: int) -> list[float]:
     """From an application thread's asking to its having the answer of another process.
 
     That one computes for a while before it answers, which is not counted.
+
+    Raises:
+        TimeoutError: It has died, or stands still.
     """
     with _asker(answer_bytes) as asker:
         frame = bytes(request_bytes)
@@ -145,14 +159,15 @@ def echo_times_us(count: int, *, request_bytes: int, answer_bytes: int) -> list[
 
 
 def _answer(endpoint: str, answer_bytes: int) -> None:
-    """Until told to end."""
+    """Until told to end, or nobody is there any more."""
     frame = bytes(answer_bytes)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(endpoint)
         poller = zmq.Poller()
         poller.register(router, zmq.POLLIN)
         while True:
-            poller.poll()
+            if not poller.poll(PATIENCE_S * 1000):
+                return
             connection, asked = router.recv_multipart(zmq.NOBLOCK)
             if asked == _END:
                 return

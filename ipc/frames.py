@@ -41,6 +41,7 @@ class FrameSocket:
         self._socket = end
         self._sending = threading.Lock()
         self._unsent: deque[memoryview] = deque()
+        self._num_unsent_bytes = 0
         # One buffer for all reads: a fresh one of this size costs more than reading a small frame.
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._pending = bytearray()
@@ -59,6 +60,11 @@ class FrameSocket:
     def is_behind(self) -> bool:
         """Whether something posted waits for the other side to read."""
         return bool(self._unsent)
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """How much of what was posted waits here, beside what the kernel holds."""
+        return self._num_unsent_bytes
 
     def send(self, frame: bytes) -> None:
         """Hand a frame over; waits while the other side is behind.
@@ -99,25 +105,30 @@ class FrameSocket:
         if not self._sending.acquire(blocking=False):
             return False
         try:
-            if self._unsent or not select.select([], [self._socket], [], 0)[1]:
+            if self._unsent:
                 return False
-            self._post(frame)
-            return True
+            data = _with_length(frame)
+            sent = self._write(data)
+            if sent:
+                self._keep(data, sent)  # of one that was begun the rest must follow
+            return bool(sent)
         finally:
             self._sending.release()
 
     def _post(self, frame: bytes) -> None:
-        data = _LENGTH.pack(len(frame)) + frame
-        if self._unsent:
-            self._unsent.append(memoryview(data))
-            return
-        sent = self._write(data)
+        data = _with_length(frame)
+        self._keep(data, 0 if self._unsent else self._write(data))
+
+    def _keep(self, data: bytes, sent: int) -> None:
+        """Whatever the kernel has not taken."""
         if sent < len(data):
             self._unsent.append(memoryview(data)[sent:])
+            self._num_unsent_bytes += len(data) - sent
 
     def _flush(self) -> None:
         while self._unsent:
             sent = self._write(self._unsent[0])
+            self._num_unsent_bytes -= sent
             if sent < len(self._unsent[0]):
                 self._unsent[0] = self._unsent[0][sent:]
                 return
@@ -131,6 +142,7 @@ class FrameSocket:
             return 0
         except OSError as error:
             self._unsent.clear()
+            self._num_unsent_bytes = 0
             raise ConnectionLost(f"the other process is gone ({error})") from None
 
     # Receiving
@@ -180,6 +192,10 @@ class FrameSocket:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+
+def _with_length(frame: bytes) -> bytes:
+    return _LENGTH.pack(len(frame)) + frame
 
 
 def wait_for(fd: int, events: int) -> int:

@@ -91,7 +91,7 @@ class RouterServer:
             Connection id and frames of each message, in order of arrival per connection; empty
             after a timeout or a wake. At most ``max_messages``, so that senders get their turn.
         """
-        if for_room is not self._for_room and self._watched is not None:
+        if for_room != self._for_room and self._watched is not None:
             self._for_room = for_room
             self._poller.modify(self._watched, zmq.POLLIN | (zmq.POLLOUT if for_room else 0))
         ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))

@@ -188,7 +188,8 @@ def run_attention(
     num_blocks, num_layers, _, kv_heads, block_size, _ = pool.shape
     tile, group, num_items = work.tile, num_heads // kv_heads, work.items.shape[0]
     tile_rows = group if batch.query_starts is None else tile.rows // group * group
-    dims, early = power_of_2(head_dim), starts_early(queries)
+    dims = power_of_2(head_dim)
+    early = starts_early(queries)
     parts, part_log_sums = None, None
     if work.is_split:
         shape = (num_items, kv_heads, tile_rows)

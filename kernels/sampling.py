@@ -227,7 +227,8 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     num_segments = triton.cdiv(vocab_size, SEGMENT.value)
     shape = (num_rows, num_segments)
     largest = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    weights, early = torch.empty_like(largest), starts_early(logits)
+    weights = torch.empty_like(largest)
+    early = starts_early(logits)
     scan_segments[(triton.cdiv(num_segments, SCAN_SEGMENTS), num_rows)](
         logits,
         rows.temperature,

@@ -64,7 +64,7 @@ def choose_tile(num_rows: int, depth: int, *, gated: bool = False) -> ProductTil
 
 
 @triton.jit
-def _of_weight(
+def _load_weight_tile(
     rows: tl.tensor,
     at: tl.tensor,
     inside: tl.tensor,
@@ -81,7 +81,7 @@ def _of_weight(
 
 
 @triton.jit
-def _of_row(x: tl.tensor, at: tl.tensor, WIDTH: tl.constexpr, WHOLE: tl.constexpr) -> tl.tensor:
+def _load_row(x: tl.tensor, at: tl.tensor, WIDTH: tl.constexpr, WHOLE: tl.constexpr) -> tl.tensor:
     """Elements ``at`` of the only row."""
     found = tl.load(x + at) if WHOLE else tl.load(x + at, mask=at < WIDTH, other=0.0)
     return found.to(tl.float32)[None, :]
@@ -112,20 +112,20 @@ def _one_row(
     lane = tl.arange(0, DEPTH)
     rows = weight + column.to(tl.int64)[:, None] * WIDTH
     up_rows = rows + num_columns.to(tl.int64) * WIDTH
-    acc = _of_weight(rows, lane, inside, WIDTH, WHOLE)
+    acc = _load_weight_tile(rows, lane, inside, WIDTH, WHOLE)
     up_acc = acc
     if GATED:
-        up_acc = _of_weight(up_rows, lane, inside, WIDTH, WHOLE)
+        up_acc = _load_weight_tile(up_rows, lane, inside, WIDTH, WHOLE)
     wait_for_earlier(EARLY)
-    row = _of_row(x, lane, WIDTH, WHOLE)
+    row = _load_row(x, lane, WIDTH, WHOLE)
     acc *= row
     up_acc *= row
     for start in range(DEPTH, WIDTH, DEPTH):
         at = start + lane
-        row = _of_row(x, at, WIDTH, WHOLE)
-        acc += _of_weight(rows, at, inside, WIDTH, WHOLE) * row
+        row = _load_row(x, at, WIDTH, WHOLE)
+        acc += _load_weight_tile(rows, at, inside, WIDTH, WHOLE) * row
         if GATED:
-            up_acc += _of_weight(up_rows, at, inside, WIDTH, WHOLE) * row
+            up_acc += _load_weight_tile(up_rows, at, inside, WIDTH, WHOLE) * row
     result = tl.sum(acc, 1)
     if bias is not None:
         result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)

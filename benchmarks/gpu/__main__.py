@@ -1,7 +1,8 @@
 """``python -m benchmarks.gpu``: the engine on a device, end to end, through its socket.
 
 In stages, each with a JSON file in the results folder. A second run goes on where the first one
-ended. Exit code 1 when something failed or a bound is not met.
+ended. Exit code 1 when something failed or a bound is not met. Draws what was measured, beside the
+results, where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import shutil
 import sys
 import tempfile
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.gpu.machine import describe
@@ -67,6 +70,10 @@ def main() -> int:
     if results.left:
         print(f"no time for: {', '.join(results.left)}")
     print(f"{time.monotonic() - began:.0f} s in all")
+    if rows and find_spec("matplotlib"):
+        plots = import_module("benchmarks.gpu.plots")
+        folder = args.results / args.model
+        print(*plots.draw(folder, folder / "plots"), sep="\n")
     missed = any(row.met is False for part in rows.values() for row in part)
     return 1 if missed or results.failed else 0
 

@@ -96,6 +96,22 @@ def draw_first_tokens(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def draw(results: Path, folder: Path) -> list[Path]:
+    """Draw all of a results folder into another; the pictures.
+
+    Raises:
+        FileNotFoundError: There is nothing to draw.
+    """
+    rows = load(results)
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {"bounds": draw_margins(margins(rows)), "times": draw_first_tokens(rows)}
+    paths = []
+    for name, figure in pictures.items():
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=120)
+    return paths
+
+
 def main() -> None:
     """Draw and say where."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -103,16 +119,10 @@ def main() -> None:
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="default: beside the results")
     args = parser.parse_args()
     try:
-        rows = load(args.results)
+        paths = draw(args.results, args.to or args.results / "plots")
     except FileNotFoundError as error:
         parser.error(str(error))
-    folder = args.to or args.results / "plots"
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures = {"bounds": draw_margins(margins(rows)), "times": draw_first_tokens(rows)}
-    for name, figure in pictures.items():
-        path = folder / f"{name}.png"
-        figure.savefig(path, dpi=120)
-        print(path)
+    print(*paths, sep="\n")
 
 
 if __name__ == "__main__":

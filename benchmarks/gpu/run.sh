@@ -3,13 +3,7 @@
 # installed. Goes on where an earlier run ended; --again starts anew, --budget-s N begins nothing
 # after so many seconds, --list says what there is. PYTHON names the interpreter. Results are kept
 # in build/gpu, or what --results says; benchmarks.gpu.plots draws those of other folders.
-set -u
+set -eu
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-python="${PYTHON:-python3}"
-"$python" -m benchmarks.gpu --json build/gpu/figures.json "$@"
-status=$?
-if [ -d build/gpu/8b ] && "$python" -c 'import matplotlib' 2>/dev/null; then
-    "$python" -m benchmarks.gpu.plots
-fi
-exit "$status"
+exec "${PYTHON:-python3}" -m benchmarks.gpu --json build/gpu/figures.json "$@"

@@ -193,10 +193,12 @@ class Front:
         )
 
     def _cancel(self, connection: bytes, state: _Connection, request: wire.Cancel) -> None:
-        turn_id = state.open_requests.get(request.request)
-        found = turn_id in self._turns
-        if turn_id is not None and found:
-            self.to_core.append(CancelTurn(turn_id, keep=request.keep))
+        turn = self._turns.get(state.open_requests.get(request.request, 0))
+        # The same again would change nothing, and core is told no more than it takes.
+        if turn is not None and request.keep not in turn.cancelled_keeping:
+            turn.cancelled_keeping.add(request.keep)
+            self.to_core.append(CancelTurn(turn.turn_id, keep=request.keep))
+        found = turn is not None
         self.replies.append((connection, wire.Result(id=request.id, value={"found": found})))
 
     # Turns -----------------------------------------------------------------------------------
@@ -213,9 +215,15 @@ class Front:
                 return
         turn_id = self._new_id()
         attempt = 1 if claim is None else new_attempt()
-        turn = FrontTurn(turn_id, state.tenant, claim, request.sampling, attempt)
+        turn = FrontTurn(
+            turn_id,
+            state.tenant,
+            claim,
+            request.sampling,
+            attempt=attempt,
+            is_kept=claim is not None or isinstance(request, wire.Turn),
+        )
         message = self._writer.submit(turn, request)
-        turn.is_kept = message.is_kept
         turn.subscribe(connection, request)
         self._turns[turn_id] = turn
         if claim is not None:

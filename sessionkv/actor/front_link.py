@@ -15,12 +15,15 @@ from typing import Any, get_args
 
 from sessionkv.actor.front_setup import FrontSetup
 from sessionkv.engine.messages import CoreMessage, CoreStopped, FrontMessage
-from sessionkv.errors import ConnectionLost, SessionKVError
+from sessionkv.errors import ConnectionLost, Overloaded, SessionKVError
 from sessionkv.ipc.frames import FrameSocket, wait_for
 from sessionkv.ipc.records import RecordCodec
 
 FRAMES_AT_ONCE = 64
 """Of core's frames that are worked off between two looks at the clients."""
+MAX_UNSENT_BYTES = 64 * 1024**2
+"""Kept for a core that does not read; while there is more, clients' requests are refused. Four of
+the largest frames: a core that is only in a long step never comes near it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +131,23 @@ class CoreEnd:
 class FrontEnd:
     """The front's end. A ``CoreLink``; the front's thread only."""
 
-    def __init__(self, frames: FrameSocket, codec: RecordCodec, *, silence_s: float) -> None:
+    def __init__(
+        self,
+        frames: FrameSocket,
+        codec: RecordCodec,
+        *,
+        silence_s: float,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+    ) -> None:
         """Over a socket that stays the caller's.
 
         Args:
             frames: Leads to core's process.
             codec: From :func:`link_codec`.
             silence_s: Without a word for so long core's process stands still.
+            max_unsent_bytes: Kept here before :meth:`require_room` refuses.
         """
+        self._max_unsent_bytes = max_unsent_bytes
         self._frames = frames
         self._codec = codec
         self._silence_s = silence_s
@@ -175,11 +187,25 @@ class FrontEnd:
             taken += self._codec.decode(self._read.popleft())
         return taken
 
+    def require_room(self) -> None:
+        """To be called before a request is taken in.
+
+        Raises:
+            Overloaded: Core has left too much unread.
+        """
+        if self._frames.num_unsent_bytes > self._max_unsent_bytes:
+            raise Overloaded(
+                f"the engine is in a step and more than {self._max_unsent_bytes} bytes of requests "
+                "wait for its end",
+                allowed_bytes=self._max_unsent_bytes,
+            )
+
     def send(self, messages: list[FrontMessage]) -> None:
         """Hand messages to core, or keep them until it reads. Never waits.
 
         Core may be in a step for long, and clients are answered meanwhile. What is kept is bounded
-        by what clients may ask.
+        if no request is taken in without :meth:`require_room`: what the front says of itself, or
+        to end a turn, is little for each request that was.
 
         Raises:
             ConnectionLost: Core's process is gone.

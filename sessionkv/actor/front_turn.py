@@ -62,7 +62,8 @@ class FrontTurn:
         token_ids: Sampled so far.
         logprobs: One wire entry a token, where asked for.
         stop: The stop string that ended the reply, None until then.
-        is_kept: Something of it is journalled; set when the request is submitted.
+        is_kept: Something of it is journalled, as :attr:`SubmitTurn.is_kept` tells core.
+        cancelled_keeping: With which ``keep`` its clients have had it cancelled.
         is_broken: Its text could not be made: it ends with the error that :attr:`answer` tells.
         answer: The terminal event once the reply was judged.
     """
@@ -73,13 +74,16 @@ class FrontTurn:
         tenant: str,
         claim: KeyClaim | None,
         sampling: SamplingParams,
-        attempt: int = 1,
+        *,
+        attempt: int,
+        is_kept: bool,
     ) -> None:
         self.turn_id = turn_id
         self.tenant = tenant
         self.claim = claim
         self.sampling = sampling
         self.attempt = attempt
+        self.is_kept = is_kept
         self.messages: tuple[Message, ...] = ()
         self.kind = "prompt"
         self.continues = False
@@ -90,8 +94,8 @@ class FrontTurn:
         self.token_ids: list[int] = []
         self.logprobs: list[list[list[Any]]] = []
         self.stop: StopFound | None = None
-        self.is_kept = False
         self.is_broken = False
+        self.cancelled_keeping: set[bool] = set()
         self.answer: Done | Failure = Failure(id=0)
 
     @property

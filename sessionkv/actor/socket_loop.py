@@ -16,7 +16,7 @@ from typing import Protocol
 from sessionkv.actor.front import Front
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import CoreMessage, CoreStopped, FrontMessage
-from sessionkv.errors import ConnectionLost, RequestError, SessionKVError
+from sessionkv.errors import ConnectionLost, Overloaded, RequestError, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_reply
 from sessionkv.ipc.outbox import Outbox
@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 _READ_AT_ONCE = 256
+_HANDED_OVER_BYTES = 64 * 1024
+"""After requests of so many bytes core is handed what they ask for, before others are looked at: so
+what the link does not know of yet is little."""
 
 
 @dataclass(slots=True)
@@ -51,6 +54,14 @@ class CoreLink(Protocol):
     @property
     def is_silent(self) -> bool:
         """Whether core's process stands still."""
+        ...
+
+    def require_room(self) -> None:
+        """Before a request is taken in.
+
+        Raises:
+            Overloaded: Too much waits for room.
+        """
         ...
 
     def take(self) -> list[CoreMessage]:
@@ -87,8 +98,13 @@ class SocketLoop:
             polled = time.monotonic()
             from_core = self._link.take()
             self._core_is_silent = self._link.is_silent  # as of now, however long the rest takes
+            received = 0
             for connection, frames in messages:
                 self._receive(connection, frames)
+                received += sum(map(len, frames))
+                if received >= _HANDED_OVER_BYTES:
+                    self._hand_over()
+                    received = 0
             for message in from_core:
                 self._front.on_core(message)
                 if isinstance(message, CoreStopped):
@@ -99,10 +115,13 @@ class SocketLoop:
                 self._overslept(polled, math.inf if self._core_is_silent else polled - next_tick)
                 next_tick = polled + self._limits.heartbeat_s / 2
                 self._tick(polled)
-            if self._front.to_core:
-                self._link.send(self._front.to_core)
-                self._front.to_core.clear()
+            self._hand_over()
             self._send(time.monotonic())
+
+    def _hand_over(self) -> None:
+        if self._front.to_core:
+            self._link.send(self._front.to_core)
+            self._front.to_core.clear()
 
     def _receive(self, connection: bytes, frames: list[bytes]) -> None:
         now = time.monotonic()
@@ -131,6 +150,12 @@ class SocketLoop:
             peer.blocked = False
             if self._core_is_silent:
                 return  # the answer would say that the engine is alive
+        elif not isinstance(request, wire.Hello | wire.Cancel):
+            try:
+                self._link.require_room()
+            except Overloaded as error:
+                self._front.on_bad_request(connection, request.id, error)
+                return
         self._front.on_request(connection, request)
 
     def _new_outbox(self) -> Outbox:

@@ -40,6 +40,11 @@ class _Job:
     written: bool
 
 
+def _to_disk(entry: Entry, block: int) -> _Copy:
+    """The disk finds the place itself."""
+    return entry, BlockMove(entry.record, block, -1)
+
+
 class Spiller:
     """Plans and takes in moves down. Which blocks go is the pools' order; leased ones never do."""
 
@@ -197,10 +202,10 @@ class Spiller:
         ]
         for block in dirty[: max(short, 0)]:
             residency.host.await_move(block)
-        copies = []
-        for block in dirty[: max(MAX_WRITES - spilling, 0)]:
-            entry = residency.entry_of(residency.host, block)
-            copies.append((entry, BlockMove(entry.record, block, -1)))
+        copies = [
+            _to_disk(residency.entry_of(residency.host, block), block)
+            for block in dirty[: max(MAX_WRITES - spilling, 0)]
+        ]
         return self._start(Tier.HOST, Tier.DISK, copies, written=False)
 
     def _write_requested(self) -> list[Transfer]:
@@ -218,10 +223,10 @@ class Spiller:
             if entry is None or entry.on_disk or key in self._writing:
                 continue
             if entry.host is not None:
-                from_host.append((entry, BlockMove(entry.record, entry.host, -1)))
+                from_host.append(_to_disk(entry, entry.host))
             elif entry.device is not None and not residency.is_growing(entry):
                 # A tail that grows is left out: its longer self will be asked for.
-                from_device.append((entry, BlockMove(entry.record, entry.device, -1)))
+                from_device.append(_to_disk(entry, entry.device))
         return [
             *self._start(Tier.DEVICE, Tier.DISK, from_device, written=True),
             *self._start(Tier.HOST, Tier.DISK, from_host, written=True),

@@ -10,9 +10,8 @@ all: what a spill reads has been written, and what a fetch overwrites is read no
 launched *between* submit and answer, none touches a leased block. And a step launched *after* the
 answer comes after the copy, since a mover answers only when the copy has ended; or else core had
 the steps held behind the copy before it took its end for granted, and every fence taken since is
-behind them. All this holds with
-two steps in flight: a sequence that ends while a step computes it keeps its leases until that step
-has been collected.
+behind them. All this holds with two steps in flight: a sequence that ends while a step computes it
+keeps its leases until that step has been collected.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from sessionkv.types import BlockHash, KeyRecord
 
 
 def commit_of(turn: ActiveTurn, verdict: Verdict, parts: CoreParts, wall: float) -> PendingCommit:
-    """End the turn's sequence and apply the turn to the tree.
+    """End the sequence of a turn that is kept and apply the turn to the tree.
 
     Returns:
         What the journal is to be handed.
 
     Raises:
-        SessionKVError: The tree refuses the turn, it never ran, or nothing of it is kept.
+        SessionKVError: The tree refuses the turn, or it never ran.
     """
     tree, ask, claim = parts.tree, turn.ask, turn.ask.claim
     key = None
@@ -42,8 +42,7 @@ def commit_of(turn: ActiveTurn, verdict: Verdict, parts: CoreParts, wall: float)
             key=key,
         )
         return PendingCommit(change, done, turn_id=ask.turn_id, recomputed=again)
-    if key is None:
-        raise TurnFailed("nothing of the turn is kept")
+    assert key is not None  # kept without a session: for its key alone
     return PendingCommit(tree.record_key(key, now=wall), done, turn_id=ask.turn_id)
 
 

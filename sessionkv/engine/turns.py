@@ -265,15 +265,9 @@ class TurnDesk:
             seq_id, token, num_tokens, finish, stop_token_id, error = event
             if token is not None:
                 token_id, logprobs = token
-                sampled.append(
-                    TurnTokens(
-                        seq_id,
-                        num_tokens - 1,
-                        (token_id,),
-                        (logprobs,) if logprobs else (),
-                        stop_token_id is not None,
-                    )
-                )
+                entries = (logprobs,) if logprobs else ()
+                ends_turn = stop_token_id is not None
+                sampled.append(TurnTokens(seq_id, num_tokens - 1, (token_id,), entries, ends_turn))
             if finish is not None or error is not None:
                 ended.append(event)
         if sampled:

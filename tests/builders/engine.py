@@ -251,6 +251,9 @@ class ThreadLink:
     def take(self) -> list[CoreMessage]:
         return [] if self._batches.empty() else self._batches.get()
 
+    def require_room(self) -> None:
+        pass
+
     def send(self, messages: list[FrontMessage]) -> None:
         assert self.host is not None
         for message in messages:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sessionkv.actor.front_link import CoreEnd, FrontEnd, link_codec
+from sessionkv.actor.front_link import MAX_UNSENT_BYTES, CoreEnd, FrontEnd, link_codec
 from sessionkv.actor.front_setup import build_front
 from sessionkv.actor.host import CoreHost
 from sessionkv.actor.socket_loop import SocketLoop
@@ -24,7 +24,11 @@ SMALL_BYTES = 8192
 
 @contextmanager
 def linked_engine(
-    folder: Path, config: EngineConfig, gate: Callable[[StepPlan], None]
+    folder: Path,
+    config: EngineConfig,
+    gate: Callable[[StepPlan], None],
+    *,
+    max_unsent_bytes: int = MAX_UNSENT_BYTES,
 ) -> Iterator[tuple[SocketEngine, FrontEnd]]:
     """An engine at ``ipc://folder/e.sock`` and the front's end of its link.
 
@@ -34,6 +38,7 @@ def linked_engine(
         folder: Of the socket.
         config: The engine's.
         gate: Called with each plan before it is executed.
+        max_unsent_bytes: Of the front's end.
     """
     building = Building(gate=gate)
     ours, theirs = FrameSocket.pair()
@@ -44,7 +49,7 @@ def linked_engine(
     ):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BYTES)
         core_end = CoreEnd(ours, link_codec())
-        front_end = FrontEnd(frames, link_codec(), silence_s=1e9)
+        front_end = FrontEnd(frames, link_codec(), silence_s=1e9, max_unsent_bytes=max_unsent_bytes)
         host = CoreHost(building(config), config, core_end, source=core_end)
         server.watch(frames.fd)
         loop = SocketLoop(build_front(host.setup), server, front_end, config.limits)

@@ -14,31 +14,27 @@ GONE_S = 5.0
 """How long a process may outlive what it depends on."""
 
 TAMPERED = """
-import sys
-if "sessionkv.actor.child" in sys.orig_argv:
-    import pathlib, time
-    import sessionkv.engine.build as build
+import pathlib, time
+import sessionkv.engine.build as build
 
-    def hang(*args):
-        pathlib.Path({mark!r}).touch()
-        while True:
+def hang(*args):
+    pathlib.Path({mark!r}).touch()
+    while True:
+        time.sleep(60)
+
+def hang_deaf(*args):
+    pathlib.Path({mark!r}).touch()
+    while True:
+        try:
             time.sleep(60)
+        except BaseException:
+            pass
 
-    def hang_deaf(*args):
-        pathlib.Path({mark!r}).touch()
-        while True:
-            try:
-                time.sleep(60)
-            except BaseException:
-                pass
+def fail(*args):
+    raise RuntimeError("no such luck")
 
-    def fail(*args):
-        raise RuntimeError("no such luck")
-
-    build._load_runner = {what}
+build._load_runner = {what}
 """
-
-
 PATCHED = """
 import sys
 if {module!r} in sys.orig_argv:
@@ -87,9 +83,7 @@ def tampered_start(folder: Path, what: str) -> str:
 
     When it hangs it has made the file ``folder/loading``.
     """
-    code = TAMPERED.format(mark=str(folder / "loading"), what=what)
-    (folder / "sitecustomize.py").write_text(code)
-    return f"{folder}{os.pathsep}{ROOT}"
+    return patched_child(folder, TAMPERED.format(mark=str(folder / "loading"), what=what))
 
 
 def is_gone(pid: int) -> bool:

@@ -20,6 +20,7 @@ from sessionkv.kernels.block_copies import copy_block_slots, gather_blocks, scat
 from sessionkv.kernels.fused_norm import add_rms_norm, rms_norm
 from sessionkv.kernels.paged_decode import paged_decode
 from sessionkv.kernels.paged_prefill import paged_prefill
+from sessionkv.kernels.pinned_copies import copy_pinned
 from sessionkv.kernels.reference import ragged_attention
 from sessionkv.kernels.rotary_store import rotate_and_store
 from sessionkv.kernels.silu_mul import silu_mul
@@ -297,6 +298,14 @@ def test_block_copies(memory: Guarded, head_dim: int, block_size: int, dtype: to
 
 def bits(tensor: Tensor) -> Tensor:
     return tensor.cpu().contiguous().view(torch.int16)
+
+
+@pytest.mark.parametrize("count", [1, 1023, 1025])
+def test_copies_of_words(memory: Guarded, count: int) -> None:
+    words = torch.arange(count, dtype=torch.int32)
+    target = memory.fresh(count, dtype=torch.int32)
+    memory.run(copy_pinned, target, memory.given(words))
+    assert target.tolist() == words.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16])

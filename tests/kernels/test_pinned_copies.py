@@ -39,3 +39,9 @@ def test_what_does_not_fit_is_refused() -> None:
         copy_pinned(torch.zeros(3, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8))
     with pytest.raises(ValueError, match="source has strides"):
         copy_pinned(words[:2], words[::2])
+    with pytest.raises(
+        ValueError, match=r"target is at 0x[0-9a-f]+4; it must be aligned to 16 bytes"
+    ):
+        copy_pinned(words[1:], words[:3])
+    with pytest.raises(ValueError, match="source is at 0x"):
+        copy_pinned(words[:2], words[2:])

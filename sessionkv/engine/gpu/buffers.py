@@ -77,16 +77,16 @@ class StepBuffers:
 
     def upload(self) -> None:
         """Start copying everything; kernels launched from now on see it."""
-        copy_small(self._device, self._hosts[0])
+        copy_words(self._device, self._hosts[0])
 
     def upload_start(self, name: str, count: int) -> Tensor:
         """Start copying the first elements of one array only; those on the device."""
         target = self.device[name].view(-1)[:count]
-        copy_small(target, torch.from_numpy(self.host[name]).view(-1)[:count])
+        copy_words(target, torch.from_numpy(self.host[name]).view(-1)[:count])
         return target
 
 
-def copy_small(target: Tensor, source: Tensor) -> None:
+def copy_words(target: Tensor, source: Tensor) -> None:
     """Start copying between the device and pinned host memory; whole words of 4 bytes.
 
     Where the device is the CPU it is a plain copy.

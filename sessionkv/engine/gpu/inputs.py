@@ -61,7 +61,7 @@ class StepInputs:
         """
         max_blocks = -(-max_model_len // block_size)
         # With the padding between those that decode and the others.
-        most = max(max_running, *(size.decodes + size.sequences for size in chunks))
+        most = max(max_running, *(size.num_decodes + size.num_sequences for size in chunks))
         self.rows = SequenceRows(max_running, max_blocks)
         self._block_size, self._max_model_len = block_size, max_model_len
         # Small steps should not upload what only large ones use.
@@ -184,17 +184,17 @@ class StepInputs:
         ::
 
             | decodes | padding | prefills | padding |
-                                ^ size.decodes       ^ size.num_rows
+                                ^ size.num_decodes       ^ size.total_rows
         """
         self._turn()
-        first = size.decodes
+        first = size.num_decodes
         num_tokens = sum(len(step.token_ids) for step in prefills)
         slots, per_sequence = self._many.host["slots"], self._per_sequence.host
         slots[len(decodes) : first] = -1
-        slots[first + num_tokens : size.num_rows] = -1
+        slots[first + num_tokens : size.total_rows] = -1
         per_sequence["seq_lens"][len(decodes) : first] = 0
-        per_sequence["seq_lens"][first + len(prefills) : first + size.sequences] = 0
-        per_sequence["query_starts"][len(prefills) : size.sequences + 1] = num_tokens
+        per_sequence["seq_lens"][first + len(prefills) : first + size.num_sequences] = 0
+        per_sequence["query_starts"][len(prefills) : size.num_sequences + 1] = num_tokens
         per_sequence["sampled"][:] = 0  # padding samples some row, to no use
         self._fill_mixed(decodes, prefills, first)
 
@@ -212,7 +212,7 @@ class StepInputs:
             ((num_rows, self._max_model_len),),
             is_bound=True,
         )
-        return _batch(self._many.device, size.num_rows, decode, prefill)
+        return _batch(self._many.device, size.total_rows, decode, prefill)
 
     def sampled(self, num_rows: int) -> Tensor:
         """Rows of a chunk or a mixed batch that sample, ``[num_rows]`` int64."""

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sessionkv.engine.gpu.buffers import copy_small
+from sessionkv.engine.gpu.buffers import copy_words
 from sessionkv.types.sampling import MAX_LOGPROBS
 
 
@@ -115,10 +115,10 @@ class _HostResults:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def copy(self, device: Tensor, logprobs: Sequence[Tensor], num_asked: int) -> None:
-        copy_small(self._memory, device)
+        copy_words(self._memory, device)
         if num_asked:
             for host, kept in zip(self._logprobs, logprobs, strict=True):
-                copy_small(host[:num_asked], kept[:num_asked])
+                copy_words(host[:num_asked], kept[:num_asked])
         if self._done is not None:
             self._done.record()
 

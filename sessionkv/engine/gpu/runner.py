@@ -96,7 +96,7 @@ class GpuRunner:
         self.pool = torch.zeros((num_blocks, *shape), dtype=dtype, device=device)
         self.small_step_tokens = most_chunk_rows(decoder.layer_weights, max_step_tokens)
         chunks = chunk_sizes(self.small_step_tokens, max_running)
-        max_rows = max(max_step_tokens, *(size.num_rows for size in chunks))
+        max_rows = max(max_step_tokens, *(size.total_rows for size in chunks))
         self._inputs = StepInputs(
             block_size=geometry.block_size,
             max_model_len=max_model_len,
@@ -205,8 +205,8 @@ class GpuRunner:
                 self._inputs.fill_decodes(steps, size)
             self.graphs.run(size)
         elif chunk := self._chunk_size(decodes, prefills):
-            if chunk.decodes:
-                first = chunk.decodes
+            if chunk.num_decodes:
+                first = chunk.num_decodes
                 self._inputs.fill_chunk(decodes, prefills, chunk)
             else:
                 self._inputs.fill_chunk((), steps, chunk)
@@ -246,7 +246,7 @@ class GpuRunner:
         """Any tokens of each sequence, a token sampled of each: what another graph holds."""
         hidden, checked = self._decoder.forward(self._inputs.chunk(size), self.pool)
         self._results.put_unusable(checked)
-        num_samples = min(size.decodes + size.sequences, self._max_running)
+        num_samples = min(size.num_decodes + size.num_sequences, self._max_running)
         self._sample(hidden[self._inputs.sampled(num_samples)])
 
     def _chunk_size(

@@ -141,7 +141,7 @@ class Batch:
                 start,
                 sequence.token_ids[start:end],
                 sequence.new_block_ids,
-                end == known,
+                sample=end == known,
             )
         )
         sequence.new_block_ids = ()

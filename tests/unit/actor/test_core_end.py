@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +28,14 @@ def both_ends() -> Iterator[tuple[CoreEnd, FrontEnd, FrameSocket]]:
         yield CoreEnd(ours, link_codec()), FrontEnd(other, link_codec(), silence_s=60.0), other
 
 
+def wait_until(happened: Callable[[], bool], seconds: float = 30.0) -> None:
+    """For what another thread is about to do."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.001)
+
+
 def prompt(turn_id: int) -> m.SubmitTurn:
     ids = tuple(range(70_000, 70_000 + LARGE))
     return m.SubmitTurn(
@@ -43,8 +52,7 @@ def test_two_that_write_at_once_and_more_than_fits_both_arrive_whole_and_in_orde
     with both_ends() as (core, front, _):
         running = threading.Thread(target=lambda: [core.put(step(n)) for n in range(steps)])
         running.start()
-        while core.waiting_since is None:  # it cannot write: nobody reads
-            pass
+        wait_until(lambda: core.waiting_since is not None)  # it cannot write: nobody reads
         for turn_id in range(prompts):
             front.send([prompt(turn_id)])  # returns whatever core does
         while front.is_behind:
@@ -102,8 +110,7 @@ def test_a_front_that_goes_while_core_waits_for_it() -> None:
     with both_ends() as (core, _, socket):
         running = threading.Thread(target=lambda: [core.put(step(n)) for n in range(250)])
         running.start()
-        while core.waiting_since is None:
-            pass
+        wait_until(lambda: core.waiting_since is not None)
         socket.close()
         running.join(30)
         assert not running.is_alive()
@@ -118,8 +125,7 @@ def test_the_last_word_is_known_before_it_is_told_and_core_has_left_after() -> N
             core._frames.post(frame)
         last = threading.Thread(target=lambda: core.put([m.CoreStopped()]))
         last.start()
-        while core.waiting_since is None:
-            pass
+        wait_until(lambda: core.waiting_since is not None)
         assert not core.has_left.is_set()
         told: list[Any] = []
         while m.CoreStopped() not in told:

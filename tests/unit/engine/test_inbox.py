@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -92,8 +93,59 @@ def test_nobody_writes_to_wake_a_reader_that_is_awake() -> None:
     inbox.close()
 
 
-def test_what_comes_just_before_the_sleep_is_not_slept_over() -> None:
-    """Many puts against as many sleeps: one that is missed would wait for a minute."""
+class PutsBeforeThePoll:
+    """Puts when the reader has looked at its items for the last time, and is not yet asleep."""
+
+    def __init__(self, inbox: Inbox[object]) -> None:
+        self._inbox, self._poll = inbox, inbox._poll
+        self.found: list[tuple[int, int]] = []
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        assert timeout_ms == LONG_S * 1000
+        self._inbox.put("late")
+        self.found = self._poll.poll(0)
+        return self.found
+
+
+class PutsAfterTheFirstLook(deque[object]):
+    """Puts when the reader has found it empty, and nobody knows yet that it goes to sleep."""
+
+    inbox: Inbox[object] | None = None
+
+    def __bool__(self) -> bool:
+        inbox, self.inbox = self.inbox, None
+        if inbox is None:
+            return len(self) > 0
+        assert not inbox._asleep
+        inbox.put("late")
+        return False
+
+
+class NeverAsleep:
+    """A poll that would be slept in."""
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        raise AssertionError(f"it would have slept for {timeout_ms} ms")
+
+
+def test_what_comes_just_before_the_sleep_ends_it() -> None:
+    with fed() as (inbox, pipe):
+        inbox._poll = poll = PutsBeforeThePoll(inbox)  # type: ignore[assignment]
+        assert inbox.drain(LONG_S) == ["late"]
+        assert [fd for fd, _ in poll.found] == [inbox._waker.fd]
+        os.close(pipe.end)
+
+
+def test_what_comes_before_the_reader_is_known_to_sleep_keeps_it_awake() -> None:
+    with fed() as (inbox, pipe):
+        inbox._items = items = PutsAfterTheFirstLook()
+        items.inbox = inbox
+        inbox._poll = NeverAsleep()  # type: ignore[assignment]
+        assert inbox.drain(LONG_S) == ["late"]
+        os.close(pipe.end)
+
+
+def test_many_puts_against_as_many_sleeps() -> None:
     with fed() as (inbox, pipe):
         count = 2000
         thread = threading.Thread(target=lambda: [inbox.put(number) for number in range(count)])

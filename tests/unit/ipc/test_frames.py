@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import threading
@@ -112,17 +113,49 @@ def test_what_is_posted_never_waits_and_goes_as_the_other_side_reads() -> None:
             left.post(frame)
         assert left.is_behind
         assert not left.send_if_free(b"beat")
+        assert 2_300_008 - 1_000_000 < left.num_unsent_bytes < 2_300_012
         got: list[bytes] = []
         while len(got) < 3:
             got += right.receive_now()
             left.flush()
         assert got == sent[1:]
         assert not left.is_behind
+        assert left.num_unsent_bytes == 0
         left.post(bytes(2_000_000))
         right.close()
         with pytest.raises(ConnectionLost):
             left.flush()
         assert not left.is_behind
+        assert left.num_unsent_bytes == 0
+
+
+def test_a_descriptor_may_be_any_number() -> None:
+    ours, theirs = socket.socketpair()
+    # The first free one from there on, so that nobody else's is closed.
+    high = fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, 1024)
+    ours.close()
+    with FrameSocket(socket.socket(fileno=high)) as left, FrameSocket(theirs) as right:
+        assert left.fd >= 1024
+        assert left.send_if_free(b"beat")
+        left.post(b"more")
+        assert receive(right, 2) == [b"beat", b"more"]
+        right.send(b"back")
+        assert left.receive_now() == [b"back"]
+
+
+def test_a_frame_that_is_sent_if_free_is_sent_whole_or_not_at_all() -> None:
+    large = bytes(2_000_000)
+    with ends() as (left, right):
+        assert left.send_if_free(large)  # the kernel takes its beginning
+        assert left.is_behind
+        assert not left.send_if_free(b"beat")
+        got: list[bytes] = []
+        while not got:
+            got += right.receive_now()
+            left.flush()
+        assert got == [large]
+        assert left.send_if_free(b"beat")
+        assert receive(right, 1) == [b"beat"]
 
 
 def test_the_end_of_the_other_side_is_told_after_what_it_sent() -> None:

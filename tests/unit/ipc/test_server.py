@@ -74,15 +74,49 @@ def test_a_batch_is_bounded_and_the_rest_comes_next(endpoint, dealers):
         assert got == [b"%d" % i for i in range(50)]
 
 
+class Waits:
+    """Sees each wait of a server.
+
+    Attributes:
+        begins: Set when one is about to begin.
+        ended_by: What the last one returned: descriptors with their events.
+    """
+
+    def __init__(self, server: RouterServer) -> None:
+        self.begins = threading.Event()
+        self.ended_by: dict[object, int] = {}
+        self._poll = server._poller.poll
+        server._poller.poll = self._wait
+
+    def _wait(self, timeout_ms: int) -> list[tuple[object, int]]:
+        self.begins.set()
+        found = self._poll(timeout_ms)
+        self.ended_by = dict(found)
+        return found
+
+
 def test_wake_ends_the_wait_also_when_it_came_first(endpoint):
     with RouterServer(endpoint, LimitsConfig()) as server:
+        waits, by_wake = Waits(server), {server._waker.fd: zmq.POLLIN}
         server.wake()
         server.wake()
         assert server.poll(60.0) == []
+        assert waits.ended_by == by_wake
         assert server.poll(0.0) == []
-        waker = threading.Timer(0.05, server.wake)
+        assert waits.ended_by == {}
+        waits.begins.clear()
+        woken = threading.Event()
+
+        def wake_the_sleeper() -> None:
+            waits.begins.wait(30)
+            woken.set()
+            server.wake()
+
+        waker = threading.Thread(target=wake_the_sleeper)
         waker.start()
         assert server.poll(60.0) == []
+        assert woken.is_set()
+        assert waits.ended_by == by_wake
         waker.join()
     server.wake()
 
@@ -90,16 +124,20 @@ def test_wake_ends_the_wait_also_when_it_came_first(endpoint):
 def test_a_watched_descriptor_ends_the_wait_and_where_asked_also_when_it_has_room(endpoint):
     ours, theirs = socketpair()
     with ours, theirs, RouterServer(endpoint, LimitsConfig()) as server:
-        assert server.poll(0.0, for_room=True) == []  # of nothing watched
+        waits = Waits(server)
+        assert server.poll(0.0, for_room=True) == []
+        assert waits.ended_by == {}  # of nothing watched
         server.watch(ours.fileno())
         assert server.poll(1000.0, for_room=True) == []
-        waker = threading.Timer(0.05, server.wake)  # room alone ends no other wait
-        waker.start()
+        assert waits.ended_by == {ours.fileno(): zmq.POLLOUT}
+        server.wake()
         assert server.poll(1000.0) == []
-        waker.join()
+        assert waits.ended_by == {server._waker.fd: zmq.POLLIN}  # room alone ends no other wait
         theirs.send(b"x")
-        for for_room in (False, True):
-            assert server.poll(1000.0, for_room=for_room) == []
+        assert server.poll(1000.0) == []
+        assert waits.ended_by == {ours.fileno(): zmq.POLLIN}
+        assert server.poll(1000.0, for_room=True) == []
+        assert waits.ended_by == {ours.fileno(): zmq.POLLIN | zmq.POLLOUT}
 
 
 def test_a_peer_that_is_not_there_is_an_error_not_a_silence(endpoint):

@@ -42,7 +42,7 @@ def test_many_that_decode_have_rows_of_their_own() -> None:
     for decodes in range(1, 257):  # whole steps, however many of them decode
         size = chunk_size_for(sizes, decodes, 2048 - decodes, 5)
         assert size is not None
-        assert size.num_rows <= 2048 + 128
+        assert size.total_rows <= 2048 + 128
     assert chunk_size_for(sizes, 256, 1921, 1) is None
     assert chunk_size_for(sizes, 257, 1, 1) is None
 
@@ -53,9 +53,9 @@ def test_sizes_stay_within_what_a_step_may_be() -> None:
         *((0, rows, sequences) for rows in (16, 32, 48) for sequences in (1, 4)), (4, 48, 4)
     ]  # fmt: skip
     many = chunk_sizes(2048, 256)
-    assert many == sorted(set(many), key=lambda size: (size.num_rows, size))
-    assert all(size.sequences <= size.rows for size in many)
-    assert max(size.num_rows for size in many) == 2048 + 128
+    assert many == sorted(set(many), key=lambda size: (size.total_rows, size))
+    assert all(size.num_sequences <= size.num_rows for size in many)
+    assert max(size.total_rows for size in many) == 2048 + 128
 
 
 @pytest.mark.parametrize(
