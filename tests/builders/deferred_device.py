@@ -2,8 +2,8 @@
 
 What a step does is queued by :meth:`DeferredDevice.launch` and runs when a fence behind it is
 waited for; a copy reads and writes when it is waited for, or, where steps are held behind it, just
-before the first of these. So whoever relies on more than the rules promise sees old bytes, or bytes
-that are gone.
+before the first of these, and its end is told not before the next. So whoever relies on more than
+the rules promise sees old bytes, or bytes that are gone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.builders.store import Gates
 UNFINISHED = 0xDD
 """What the targets of copies are full of, from where steps are held behind these until they are
 made."""
-_MOST_HELD_S = 0.05
-"""Copies end by themselves, whether a step comes behind them or not."""
+_MOST_HELD_S = 0.02
+"""Copies end by themselves, whether steps come behind them or not."""
 
 
 class DeferredDevice:
@@ -69,6 +69,9 @@ class DeferredDevice:
     def run_steps(self, until: int | None = None) -> None:
         """Run the steps that were launched, up to the first ``until`` of all."""
         until = len(self._steps) if until is None else until
+        for held in tuple(self._held):
+            if held.is_made:
+                held.may_be_told.set()
         with self._lock:
             for step in self._steps[self._num_run : until]:
                 step()
@@ -122,7 +125,8 @@ class _Deferred:
         if way == "out":
             self.targets, sources = sources, self.targets
         self.places = {*self.targets, *sources}
-        self._are_made = threading.Event()
+        self.is_made = False
+        self.may_be_told = threading.Event()
         self._making = threading.Lock()
 
     def hold_steps(self) -> list[bool] | None:
@@ -132,7 +136,7 @@ class _Deferred:
             return None
         device.run_steps(self.after.num_steps)
         with self._making:
-            if not self._are_made.is_set():
+            if not self.is_made:
                 for block, _ in itertools.compress(self.copies, self.arrived):
                     device.extent(block)[:] = bytes([UNFINISHED]) * device.block_bytes
                 device._held.add(self)
@@ -148,7 +152,7 @@ class _Deferred:
             raise RuntimeError("told to fail")
         device.run_steps(self.after.num_steps)
         if self in device._held:
-            self._are_made.wait(_MOST_HELD_S)
+            self.may_be_told.wait(_MOST_HELD_S)
         self._make()
         device._held.discard(self)
         device.log.append(("end", self.way, tuple(block for block, _ in self.copies)))
@@ -157,7 +161,7 @@ class _Deferred:
     def _make(self) -> None:
         """Make the copies, once."""
         with self._making:
-            if self._are_made.is_set():
+            if self.is_made:
                 return
             for block, memory in itertools.compress(self.copies, self.arrived):
                 extent = self.device.extent(block)
@@ -165,4 +169,4 @@ class _Deferred:
                     extent[:] = memory
                 else:
                     memory[:] = extent
-            self._are_made.set()
+            self.is_made = True
