@@ -99,6 +99,9 @@ def _check_leases(
     for gap, load in fetcher.loads():
         host.update([load.place] if load.source is Tier.HOST else [])
         device.update([] if gap.alive else [load.block])
+    for load in fetcher.promised():
+        host.update([load.place] if load.source is Tier.HOST else [])
+        device.update([] if load.is_lost else [load.block])
     for transfer in spiller.transfers():
         sources = device if transfer.src is Tier.DEVICE else host
         sources.update(move.src for move in transfer.moves)

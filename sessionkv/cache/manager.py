@@ -302,8 +302,25 @@ class KVCacheManager:
         self._residency.settle_fallen()
         return self._spiller.plan() if self._prefix_cache else []
 
+    def transfers_of(self, seq_id: int) -> set[int]:
+        """Transfers that bring blocks to a running sequence, neither promised nor answered."""
+        return self._fetcher.transfers_of(seq_id)
+
+    def promise_transfer(self, result: TransferResult) -> Fetched | None:
+        """Take in what a load is going to be answered with, as its answer; which follows.
+
+        All steps and copies to come must be behind its copies. Its blocks at both ends stay held
+        until :meth:`finish_transfer`.
+
+        Raises:
+            KeyError: No such load is in flight, or it was promised.
+        """
+        return self._fetcher.promise(result)
+
     def finish_transfer(self, result: TransferResult) -> Fetched | None:
         """Take in a mover's answer; not None for a load of a running sequence.
+
+        Of a load that was promised it only ends the leases.
 
         Raises:
             LeaseError: No such transfer is in flight.

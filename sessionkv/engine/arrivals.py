@@ -28,9 +28,19 @@ class Arrivals:
         return kept + self._drain(0.0 if kept else patience_s)
 
     def turns_until(self, until_s: float) -> Iterator[SubmitTurn]:
-        """Turns as they come, up to a time of the clock or to the first that is something else."""
-        while not self._kept and (left_s := until_s - self._clock()) > 0:
-            self._kept += self._drain(left_s)
-            while self._kept and isinstance(turn := self._kept[0], SubmitTurn):
+        """Turns as they come, up to a time of the clock or to the first that is something else.
+
+        The time is looked at before each: how long one is handled is not known. What is not taken
+        is kept. An inbox waits for whole milliseconds, so the last part of one is not waited for.
+        """
+        while (left_s := until_s - self._clock()) > 0:
+            if not self._kept:
+                whole_ms = int(left_s * 1000)
+                self._kept += self._drain(whole_ms / 1000)
+                if not self._kept and not whole_ms:
+                    return
+            elif isinstance(turn := self._kept[0], SubmitTurn):
                 self._kept.popleft()
                 yield turn
+            else:
+                return

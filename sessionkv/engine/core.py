@@ -284,7 +284,7 @@ class Core:
         elif isinstance(message, TransferResult):
             self._moved(message, now)
         elif isinstance(message, CopiesStarted):
-            self._promised.started(message, now)
+            self._promised.started(message)
         elif isinstance(message, LookedUp):
             self._parts.scheduler.on_receipt(message.ticket, message.receipt)
         elif isinstance(message, StopAt):
@@ -365,8 +365,8 @@ class Core:
     def _moved(self, result: TransferResult, now: float) -> None:
         parts = self._parts
         transfer = self._moves.pop(result.transfer_id)
-        if not self._promised.settle(result):
-            parts.scheduler.on_transfer(result, now)
+        self._promised.settle(result)
+        parts.scheduler.on_transfer(result, now)
         self._count_move(transfer, result)
         if self._writes and transfer.dst is Tier.DISK:
             self._writes.answer_written(now)

@@ -8,10 +8,15 @@ before it is submitted until its answer has been taken in, and core submits, tak
 steps on one thread. So, of the steps launched *before* the submit, the fence taken then waits for
 all: what a spill reads has been written, and what a fetch overwrites is read no more. Of the steps
 launched *between* submit and answer, none touches a leased block. And a step launched *after* the
-answer comes after the copy, since a mover answers only when the copy has ended; or else core had
-the steps held behind the copy before it took its end for granted, and every fence taken since is
-behind them. All this holds with two steps in flight: a sequence that ends while a step computes it
-keeps its leases until that step has been collected.
+answer comes after the copy, since a mover answers only when the copy has ended. All this holds with
+two steps in flight: a sequence that ends while a step computes it keeps its leases until that step
+has been collected.
+
+One kind of step does touch a leased block before the answer: one that reads what a fetch brings,
+for which core had all steps to come held behind the copy (:meth:`Copying.hold_steps`). They run on
+one stream, and every fence taken since lies on it, so whatever reads the block comes after the copy
+as well: the step itself, a later one of whoever finds the block, and a copy of it to elsewhere. The
+leases end with the answer as ever.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Where one sequence waits for its loads and nobody else has anything to compute, its last copies are
 some milliseconds of work for the device. Once all of them are under way, the steps to come are
 ordered behind them on the device (:meth:`~sessionkv.engine.device_memory.Copying.hold_steps`) and
-the loads count as answered: joining, planning and launching then take no time of their own. Whoever
-comes meanwhile waits for these copies too, and not for more.
+what they bring is used as if they were answered: joining, planning and launching then take no time
+of their own. Whoever comes meanwhile waits for these copies too, and not for more. The loads keep
+their blocks at both ends until they are answered, so nothing a copy touches is given to others.
 
 A copy can fail only before it is under way, which the promise tells, or with the device itself:
 then no step behind it ends well, and no token of one gets out. Core thread only.
@@ -30,28 +31,24 @@ class PromisedLoads:
         """Loads taken in whose copies may not have ended: steps are held behind them."""
         return len(self._promised)
 
-    def started(self, message: CopiesStarted, now: float) -> None:
-        """A fetch is under way: take in all there are where these are the last one waits for."""
+    def started(self, message: CopiesStarted) -> None:
+        """A fetch is under way: take in all that a sequence waits for, if this was the last."""
         self._started[message.transfer.transfer_id] = message
-        awaited = self._scheduler.num_awaited_alone
-        if not awaited or sum(len(m.transfer.moves) for m in self._started.values()) < awaited:
+        awaited = self._scheduler.awaited_alone
+        if not awaited <= self._started.keys():
             return
-        for transfer_id, started in self._started.items():
-            if (result := started.promise()) is not None:
+        for transfer_id in sorted(awaited):
+            if (result := self._started.pop(transfer_id).promise()) is not None:
                 self._promised[transfer_id] = result
-                self._scheduler.on_transfer(result, now)
-        self._started.clear()
+                self._scheduler.on_promise(result)
 
-    def settle(self, result: TransferResult) -> bool:
-        """Copies have ended; whether they were taken in before.
+    def settle(self, result: TransferResult) -> None:
+        """Copies have ended; their answer is for the scheduler too.
 
         Raises:
             RuntimeError: Other blocks have arrived than was promised: the device has failed.
         """
         self._started.pop(result.transfer_id, None)
         promised = self._promised.pop(result.transfer_id, None)
-        if promised is None:
-            return False
-        if promised.outcomes != result.outcomes:
+        if promised is not None and promised.outcomes != result.outcomes:
             raise RuntimeError("copies failed that steps were launched behind")
-        return True

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.runner import LaunchedStep
 from sessionkv.engine.scheduler.sequence import SequenceEvent
-from sessionkv.types import StepPlan
+from sessionkv.types import StepOutput, StepPlan
 
 _log = logging.getLogger(__name__)
 
@@ -76,20 +76,28 @@ class Steps:
         now = self._collected_at = self._clock()
         events = scheduler.commit(plan, output, now)
         self._count(oldest, events, now - began)
+        self._learn(oldest, output, now - began)
         return events
 
     def _count(self, step: _InFlight, events: list[SequenceEvent], elapsed_s: float) -> None:
-        """Count a step by the time for which nobody else had the device.
-
-        One that was made ahead may have ended long before it was collected, and one that was held
-        began late: what it costs is not known, and the planner does not learn from it.
-        """
+        """Count a step by the time for which nobody else had the device."""
         plan = step.plan
         if plan.is_ahead:
             num_tokens = sum(event.token is not None for event in events)
             self._parts.metrics.step(plan, elapsed_s, num_dropped=len(plan.steps) - num_tokens)
         else:
             self._parts.metrics.step(plan, elapsed_s)
-            if step.is_held:
-                return
-            self._parts.planner.rates.observe_step(plan, elapsed_s)
+
+    def _learn(self, step: _InFlight, output: StepOutput, elapsed_s: float) -> None:
+        """Have the planner learn what a step costs, where that is known.
+
+        One that was made ahead may have ended long before it was collected, and one that was held
+        began late. Where core has other things to do beside a step, and waits for company, only the
+        device's own clock tells when it ended: else that wait would count as computing, and as it
+        lasts as long as computing is thought to, it would grow by itself.
+        """
+        computed_s = output.computed_s
+        if computed_s is None and not self._parts.runner.plans_ahead:
+            computed_s = elapsed_s
+        if computed_s is not None and not (step.plan.is_ahead or step.is_held):
+            self._parts.planner.rates.observe_step(step.plan, computed_s)

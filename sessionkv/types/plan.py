@@ -149,8 +149,11 @@ class StepOutput:
         sampled: seq_id -> token, for each step with ``sample`` that succeeded.
         failed: seq_id -> reason, where the result is unusable (such as NaN logits); KV that the
             step wrote for these must not be matched.
+        computed_s: Seconds that it took by the device's own clock, from the launch or the end of
+            the step before on; None where the runner has no such clock.
     """
 
     step_id: int
     sampled: Mapping[int, SampledToken] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
+    computed_s: float | None = field(default=None, compare=False)

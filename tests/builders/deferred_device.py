@@ -1,17 +1,25 @@
 """A device whose steps and copies run as late as its rules allow.
 
 What a step does is queued by :meth:`DeferredDevice.launch` and runs when a fence behind it is
-waited for; a copy reads and writes when it is waited for. So whoever relies on more than the rules
-promise sees old bytes, or bytes that are gone.
+waited for; a copy reads and writes when it is waited for, or, where steps are held behind it, just
+before the first of these, and its end is told not before the next. So whoever relies on more than
+the rules promise sees old bytes, or bytes that are gone.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 
-from sessionkv.engine.device_memory import Copy, Copying
+from sessionkv.engine.device_memory import Copy, Copying, address_of
 from tests.builders.store import Gates
+
+UNFINISHED = 0xDD
+"""What the targets of copies are full of, from where steps are held behind these until they are
+made."""
+_MOST_HELD_S = 0.02
+"""Copies end by themselves, whether steps come behind them or not."""
 
 
 class DeferredDevice:
@@ -25,6 +33,8 @@ class DeferredDevice:
         gates: ``wait_in`` and ``wait_out`` hold whoever waits for copies.
         promises: Whether copies tell what will become of them where steps are held behind them; a
             step that is held runs with them made, and no sooner.
+        overlaps: Copies that were to write what one has not ended reading or writing that steps are
+            held behind: as ``("in" | "out", device block)``. None may be.
     """
 
     view = None
@@ -45,6 +55,8 @@ class DeferredDevice:
         self._num_run = 0
         self._lock = threading.Lock()
         self._loop: int | None = None
+        self._held: set[_Deferred] = set()
+        self.overlaps: list[tuple[str, int]] = []
 
     def extent(self, block_id: int) -> memoryview:
         """The block's bytes as they are at this moment."""
@@ -54,8 +66,12 @@ class DeferredDevice:
         """Queue what a step does."""
         self._steps.append(step)
 
-    def run_steps(self, until: int) -> None:
+    def run_steps(self, until: int | None = None) -> None:
         """Run the steps that were launched, up to the first ``until`` of all."""
+        until = len(self._steps) if until is None else until
+        for held in tuple(self._held):
+            if held.is_made:
+                held.may_be_told.set()
         with self._lock:
             for step in self._steps[self._num_run : until]:
                 step()
@@ -83,7 +99,11 @@ class DeferredDevice:
         if ("start", way, number) in self.failing:
             raise RuntimeError("told to fail")
         self.log.append(("start", way, tuple(block for block, _ in copies)))
-        return _Deferred(self, way, number, list(copies), after)
+        deferred = _Deferred(self, way, number, list(copies), after)
+        taken = {place for held in tuple(self._held) for place in held.places}
+        written = zip(copies, deferred.targets, strict=True)
+        self.overlaps += [(way, block) for (block, _), target in written if target in taken]
+        return deferred
 
 
 class _Fence:
@@ -98,7 +118,15 @@ class _Deferred:
         self.device, self.way, self.number = device, way, number
         self.copies, self.after = copies, after
         self.is_waited_for = False
-        self.arrived: list[bool] | None = None
+        self.arrived = [block not in device.bad_blocks for block, _ in copies]
+        extents, memories = [block for block, _ in copies], [address_of(m) for _, m in copies]
+        self.targets: list[object] = [("block", block) for block in extents]
+        sources: list[object] = [("memory", address) for address in memories]
+        if way == "out":
+            self.targets, sources = sources, self.targets
+        self.places = {*self.targets, *sources}
+        self.is_made = False
+        self.may_be_told = threading.Event()
         self._making = threading.Lock()
 
     def hold_steps(self) -> list[bool] | None:
@@ -106,7 +134,14 @@ class _Deferred:
         assert device._loop == threading.get_ident(), "only the step loop holds its steps"
         if not device.promises:
             return None
-        return self._made()
+        device.run_steps(self.after.num_steps)
+        with self._making:
+            if not self.is_made:
+                for block, _ in itertools.compress(self.copies, self.arrived):
+                    device.extent(block)[:] = bytes([UNFINISHED]) * device.block_bytes
+                device._held.add(self)
+                device.launch(self._make)
+        return self.arrived
 
     def wait(self) -> list[bool]:
         assert not self.is_waited_for
@@ -115,24 +150,23 @@ class _Deferred:
         device.gates.pass_through(f"wait_{self.way}")
         if ("wait", self.way, self.number) in device.failing:
             raise RuntimeError("told to fail")
-        arrived = self._made()
+        device.run_steps(self.after.num_steps)
+        if self in device._held:
+            self.may_be_told.wait(_MOST_HELD_S)
+        self._make()
+        device._held.discard(self)
         device.log.append(("end", self.way, tuple(block for block, _ in self.copies)))
-        return arrived
-
-    def _made(self) -> list[bool]:
-        """Make the copies, once."""
-        with self._making:
-            if self.arrived is None:
-                self.device.run_steps(self.after.num_steps)
-                self.arrived = [self._copy(block, memory) for block, memory in self.copies]
         return self.arrived
 
-    def _copy(self, block: int, memory: memoryview) -> bool:
-        if block in self.device.bad_blocks:
-            return False
-        extent = self.device.extent(block)
-        if self.way == "in":
-            extent[:] = memory
-        else:
-            memory[:] = extent
-        return True
+    def _make(self) -> None:
+        """Make the copies, once."""
+        with self._making:
+            if self.is_made:
+                return
+            for block, memory in itertools.compress(self.copies, self.arrived):
+                extent = self.device.extent(block)
+                if self.way == "in":
+                    extent[:] = memory
+                else:
+                    memory[:] = extent
+            self.is_made = True

@@ -139,6 +139,14 @@ class FakeKV:
         self.spills = [t for t in self.spills if t not in planned]
         return planned
 
+    def transfers_of(self, seq_id: int) -> set[int]:
+        fetching = self._fetching.items()
+        return {number for number, (whose, _) in fetching if whose == seq_id}
+
+    def promise_transfer(self, result: TransferResult) -> Fetched | None:
+        self.calls.append(("promise", result.transfer_id))
+        return self.finish_transfer(result)
+
     def finish_transfer(self, result: TransferResult) -> Fetched | None:
         self.free += self._held_back.pop(result.transfer_id, [])
         if result.transfer_id not in self._fetching:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sessionkv.engine.checksum_runner import ChecksumRunner
 from sessionkv.engine.device_memory import Copy, Copying
-from sessionkv.engine.promised_loads import PromisedLoads
-from sessionkv.types import TransferResult
+from sessionkv.engine.scheduler.scheduler import Scheduler
+from sessionkv.types import StepOutput, StepPlan, TransferResult
 from tests.builders.deferred_device import DeferredDevice
 from tests.builders.engine import CheckedEngine, engine_config, greedy, open_engine, oracle
 from tests.builders.random_sessions import Mix, Tally, run_sessions
@@ -199,13 +199,17 @@ class BehindCopies(ChecksumRunner):
 
 
 class PromisedCopies(BehindCopies):
-    """Steps may be held behind copies that are under way."""
+    """Steps may be held behind copies that are under way, and run with them made."""
 
     @property
     def memory(self) -> Any:
         device = super().memory
         device.promises = True
         return device
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        self.memory.run_steps()
+        return super().execute(plan)
 
 
 def test_a_pool_that_only_copies_reach(store: Path) -> None:
@@ -222,26 +226,34 @@ def test_a_pool_that_only_copies_reach(store: Path) -> None:
         assert moves["disk_to_device"]["failed_blocks"] > 0
 
 
+@pytest.fixture
+def promised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Transfers that steps were held behind, so far."""
+    made: list[int] = []
+    on_promise = Scheduler.on_promise
+
+    def counted(scheduler: Scheduler, result: TransferResult) -> None:
+        made.append(result.transfer_id)
+        on_promise(scheduler, result)
+
+    monkeypatch.setattr(Scheduler, "on_promise", counted)
+    return made
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_steps_behind_copies_that_have_not_ended(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, promised: list[int], workers: int
 ) -> None:
-    promised: list[int] = []
-    settle = PromisedLoads.settle
-
-    def counted(self: PromisedLoads, result: TransferResult) -> bool:
-        was_promised = settle(self, result)
-        promised.extend([result.transfer_id] * was_promised)
-        return was_promised
-
-    monkeypatch.setattr(PromisedLoads, "settle", counted)
     config = engine_config(store, blocks=60, host_blocks=200, disk_bytes=32 * MIB)
     with open_engine(config, runner={"runner_type": PromisedCopies}) as engine:
-        _, logs = run_sessions(engine, seed=12, sessions=16, turns=6, workers=2)
+        _, logs = run_sessions(engine, seed=12, sessions=16, turns=6, workers=workers)
         engine.assert_ledger()
         assert_disk_figures(engine, store)
         assert_logs(engine, logs)
         assert engine.stats()["transfers"]["host_to_device"]["failed_blocks"] > 0
-    assert len(promised) > 10
+        assert engine.parts.runner.memory.overlaps == []
+    if workers == 1:  # each turn is alone: then no load waits for anything but its own copies
+        assert len(promised) > 30
 
 
 @pytest.mark.filterwarnings("ignore")

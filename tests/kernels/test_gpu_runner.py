@@ -144,6 +144,8 @@ def test_tokens_equal_the_cpus(
     tiny = prepare_tiny(variant, tmp_path, **shape)
     found = conversation(gpu_runner(tiny, device), **sampling)
     assert ids(found) == ids(conversation(make_runner(tiny, block_size=B), **sampling))
+    times = [output.computed_s for output in found]
+    assert all(time and time > 0 for time in times) if device.type == "cuda" else not any(times)
 
 
 @ways("small", "large", "apart")

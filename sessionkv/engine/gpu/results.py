@@ -28,6 +28,7 @@ class FetchedResults:
         bad: By row of logits: whether it is unusable.
         logprob_ids, logprobs: By row that asked for log-probabilities, ``1 + MAX_LOGPROBS`` of
             them: of the token and the likeliest, as far as they were asked for.
+        computed_s: Seconds between the step's begin and its end on the device; None on the CPU.
     """
 
     unusable: Tensor
@@ -35,6 +36,7 @@ class FetchedResults:
     bad: list[int]
     logprob_ids: list[list[int]]
     logprobs: list[list[float]]
+    computed_s: float | None
 
 
 class StepResults:
@@ -65,6 +67,10 @@ class StepResults:
             for dtype in (torch.int64, torch.float32)
         ]
         self._hosts = [_HostResults(self._device, self._logprobs, ends) for _ in range(2)]
+
+    def begin(self) -> None:
+        """A step begins here: what is launched from now on until :meth:`send` is its own."""
+        self._hosts[-1].begin()
 
     def put_unusable(self, hidden: Tensor) -> None:
         """Note which rows of hidden states hold something that is not a finite number."""
@@ -110,28 +116,43 @@ class _HostResults:
             for part in (device, *logprobs)
         )
         self._parts = _parts(self._memory, ends)
-        self._done: torch.cuda.Event | None = None
+        self._span: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if device.is_cuda:
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._span = _timed_event(), _timed_event()
+
+    def begin(self) -> None:
+        if self._span is not None:
+            self._span[0].record()
 
     def copy(self, device: Tensor, logprobs: Sequence[Tensor], num_asked: int) -> None:
         copy_words(self._memory, device)
         if num_asked:
             for host, kept in zip(self._logprobs, logprobs, strict=True):
                 copy_words(host[:num_asked], kept[:num_asked])
-        if self._done is not None:
-            self._done.record()
+        if self._span is not None:
+            self._span[1].record()
 
     def fetch(self, num_rows: int, num_samples: int, num_asked: int) -> FetchedResults:
-        if self._done is not None:
-            self._done.synchronize()
+        computed_s: float | None = None
+        if self._span is not None:
+            began, done = self._span
+            done.synchronize()
+            computed_s = began.elapsed_time(done) / 1000
         ids, bad, unusable = self._parts
+        logprob_ids, logprobs = (host[:num_asked].tolist() for host in self._logprobs)
         return FetchedResults(
             unusable[:num_rows],
             ids[:num_samples].tolist(),
             bad[:num_samples].tolist(),
-            *(host[:num_asked].tolist() for host in self._logprobs),
+            logprob_ids,
+            logprobs,
+            computed_s,
         )
+
+
+def _timed_event() -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return event
 
 
 def _parts(memory: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:

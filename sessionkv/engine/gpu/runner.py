@@ -168,6 +168,7 @@ class GpuRunner:
 
         But for uploads that are rare: of starts, copies, and changes of what is sampled otherwise.
         """
+        self._results.begin()
         for seq_id in plan.ends:
             self._inputs.rows.end(seq_id)
             self._extras.end(seq_id)
@@ -230,7 +231,7 @@ class GpuRunner:
             fetched = fetch()
             failed = _failed(decodes, prefills, first, fetched)
             sampled = _sampled(seq_ids, fetched, wanted, failed)
-            return StepOutput(plan.step_id, sampled, failed)
+            return StepOutput(plan.step_id, sampled, failed, fetched.computed_s)
 
         return LaterResult(result)
 

@@ -124,6 +124,17 @@ class KVCache(Protocol):
         """Spills that make room for noted shortfalls and keep a few clean blocks ahead."""
         ...
 
+    def transfers_of(self, seq_id: int) -> set[int]:
+        """Transfers that bring blocks to a running sequence, neither promised nor answered."""
+        ...
+
+    def promise_transfer(self, result: TransferResult) -> Fetched | None:
+        """Take in what a load is going to be answered with; its answer only ends its leases.
+
+        All steps and copies to come must be behind its copies.
+        """
+        ...
+
     def finish_transfer(self, result: TransferResult) -> Fetched | None:
         """Take in a mover's answer; not None for a load of a running sequence."""
         ...

@@ -152,13 +152,25 @@ class Scheduler:
         if sequence is None or not self._admitter.take_receipt(sequence, receipt):
             self._desk.give_back(receipt)
 
+    def on_promise(self, result: TransferResult) -> None:
+        """What a load is going to be answered with, all steps and copies to come being behind it.
+
+        The sequence goes on as if it were answered; :meth:`on_transfer` takes the answer all the
+        same, and until then it counts as under way and holds its blocks.
+        """
+        self._take_in(self._kv.promise_transfer(result))
+
     def on_transfer(self, result: TransferResult, now: float) -> Fetched | None:
-        """A mover's answer; not None for a load of a sequence that runs."""
+        """A mover's answer; not None for a load of a sequence that runs, unless it was promised."""
         fetched = self._kv.finish_transfer(result)
         self._desk.answered(result.transfer_id, now)
         self._admitter.room_changed()
+        self._take_in(fetched)
+        return fetched
+
+    def _take_in(self, fetched: Fetched | None) -> None:
         if fetched is None:
-            return None
+            return
         sequence = self._life.sequences.get(fetched.seq_id)
         if sequence is not None:
             sequence.num_arrived += fetched.num_blocks
@@ -166,7 +178,6 @@ class Scheduler:
             # What is lost has to be computed: then there is something to decide.
             left = 0 if fetched.lost else sequence.num_awaited - fetched.num_blocks
             sequence.num_awaited = max(left, 0)
-        return fetched
 
     def cancel(self, seq_id: int) -> bool:
         """Drop a sequence in whatever state, also while a step computes it; whether it was there.
@@ -272,12 +283,12 @@ class Scheduler:
         return len(self._life.queue)
 
     @property
-    def num_awaited_alone(self) -> int:
-        """Blocks on their way to a sequence that only waits for them, as long as nobody else is."""
+    def awaited_alone(self) -> set[int]:
+        """Transfers to a sequence that only waits for them, as long as there is nobody else."""
         running = self._life.running
         if len(running) != 1 or self.num_waiting or running[0].num_in_flight:
-            return 0
-        return running[0].num_awaited
+            return set()
+        return self._kv.transfers_of(running[0].seq_id) if running[0].num_awaited else set()
 
     def idle_reason(self) -> str:
         """Why nothing is planned, in words, for logs and watchdogs."""

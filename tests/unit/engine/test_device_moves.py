@@ -15,7 +15,7 @@ from sessionkv.engine.device_memory import DeviceMemory
 from sessionkv.engine.gpu.copier import GpuCopier
 from sessionkv.store.worker import DiskEvicted
 from sessionkv.types import BlockRecord, MoveOutcome, Tier, TransferResult
-from tests.builders.deferred_device import DeferredDevice
+from tests.builders.deferred_device import UNFINISHED, DeferredDevice
 from tests.builders.store import ROOT, block, chain, payload, query
 from tests.builders.tiers import BLOCK, Tiers
 
@@ -283,6 +283,8 @@ def test_a_step_that_is_held_reads_what_a_fetch_brings(bench: Bench) -> None:
     promised = started.promise()
     assert promised is not None
     assert promised == TransferResult(number, (OK, IO_ERROR, IO_ERROR), 0.0)
+    unfinished = bytes([UNFINISHED]) * BLOCK
+    assert [bench.extents()[i] for i in (1, 2, 5)] == [UNTOUCHED, UNTOUCHED, unfinished]
     seen: list[bytes] = []
     bench.device.launch(lambda: seen.append(bytes(bench.device.extent(5))))
     bench.submit(DEVICE, HOST, [(bench.records[0], 5, 3)])
@@ -290,6 +292,37 @@ def test_a_step_that_is_held_reads_what_a_fetch_brings(bench: Bench) -> None:
     assert (seen, bytes(bench.tiers.host.view(3))) == ([PAYLOADS[0]], PAYLOADS[0])
     bench.device.gates.open("wait_in")
     assert bench.outcomes() == list(promised.outcomes)
+    assert bench.device.overlaps == []
+
+
+def test_a_copy_over_what_another_still_reads_or_writes_is_seen(bench: Bench) -> None:
+    bench.open("wait_in")
+    bench.device.promises = True
+    bench.submit(HOST, DEVICE, [(bench.records[0], 0, 5)])
+    assert bench.device.gates.reached["wait_in"].wait(30)
+    (started,) = bench.tiers.answers.started
+    assert started.promise() is not None
+    bench.submit(DEVICE, HOST, [(bench.records[1], 1, 0), (bench.records[5], 5, 1)])
+    assert bench.outcomes() == [OK, OK]
+    assert bench.device.overlaps == [("out", 1)]
+    bench.device.gates.open("wait_in")
+    assert bench.outcomes() == [OK]
+    bench.submit(DEVICE, HOST, [(bench.records[1], 1, 0)])
+    assert bench.outcomes() == [OK]
+    assert bench.device.overlaps == [("out", 1)]
+
+
+def test_copies_end_though_no_step_comes_behind_them(bench: Bench) -> None:
+    bench.open("wait_in")
+    bench.device.promises = True
+    bench.tiers.host.view(0)[:] = PAYLOADS[0]
+    bench.submit(HOST, DEVICE, [(bench.records[0], 0, 5)])
+    assert bench.device.gates.reached["wait_in"].wait(30)
+    (started,) = bench.tiers.answers.started
+    assert started.promise() is not None
+    bench.device.gates.open("wait_in")
+    assert bench.outcomes() == [OK]
+    assert bench.extents()[5] == PAYLOADS[0]
 
 
 def test_nothing_is_promised_of_copies_that_cannot_say_or_were_not_started(bench: Bench) -> None:

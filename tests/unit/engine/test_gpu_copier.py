@@ -79,11 +79,16 @@ def test_bytes_go_up_and_down_and_nowhere_else(ends: Ends) -> None:
 def test_steps_that_are_held_see_what_was_copied(ends: Ends) -> None:
     ends.fill_host()
     copier = ends.copier
-    if ends.pool.is_cuda:
-        torch.cuda._sleep(10**7)  # the copy and what follows then begin together
-    copying = copier.copy_in([*ends.pairs([(4, 0)]), (NUM_BLOCKS, ends.view(1))], copier.fence())
+    seen = torch.empty_like(ends.pool[4])
+    seen.copy_(ends.pool[4])  # so that nothing is prepared, and waited for, after the hold
+    fence = copier.fence()
+    if copier._streams is not None:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(copier._streams[True]):
+            torch.cuda._sleep(10**9)  # half a second; the compute stream has nothing before it
+    copying = copier.copy_in([*ends.pairs([(4, 0)]), (NUM_BLOCKS, ends.view(1))], fence)
     assert copying.hold_steps() == [True, False]
-    seen = ends.pool[4].clone()
+    seen.copy_(ends.pool[4])
     assert seen.cpu().view(torch.uint8).numpy().tobytes() == bytes(ends.view(0))
     assert copying.wait() == [True, False]
 

@@ -20,14 +20,14 @@ RECORD = block(ROOT, [1])
 
 @dataclass
 class Awaiting:
-    """A scheduler of which a sequence awaits so many blocks, alone."""
+    """A scheduler of which a sequence awaits these transfers, alone."""
 
-    num_awaited_alone: int
-    taken: list[TransferResult] = field(default_factory=list)
+    awaited_alone: set[int]
+    promised: list[TransferResult] = field(default_factory=list)
 
-    def on_transfer(self, result: TransferResult, now: float) -> None:
-        del now
-        self.taken.append(result)
+    def on_promise(self, result: TransferResult) -> None:
+        self.promised.append(result)
+        self.awaited_alone.discard(result.transfer_id)
 
 
 class Silent(Copied):
@@ -44,48 +44,68 @@ def started(number: int, count: int, *, kind: type[Copied] = Copied) -> CopiesSt
     return CopiesStarted(transfer, list(range(count)), attempt)
 
 
-def result(number: int, *outcomes: MoveOutcome) -> TransferResult:
-    return TransferResult(number, outcomes, 0.5)
+def result(number: int, *outcomes: MoveOutcome, s: float = 0.5) -> TransferResult:
+    return TransferResult(number, outcomes, s)
 
 
 def test_the_last_copies_are_taken_in_once_all_are_under_way() -> None:
-    scheduler: Any = Awaiting(5)
+    scheduler: Any = Awaiting({2, 3})
     promised = PromisedLoads(scheduler)
-    promised.started(started(1, 2), 0.0)
-    assert not promised.settle(result(1, OK, OK))
-    scheduler.num_awaited_alone = 3
-    promised.started(started(2, 2), 0.0)
-    assert (scheduler.taken, len(promised)) == ([], 0)
-    promised.started(started(3, 1), 0.0)
-    assert [(r.transfer_id, r.outcomes) for r in scheduler.taken] == [(2, (OK, OK)), (3, (OK,))]
+    promised.started(started(2, 2))
+    assert (scheduler.promised, len(promised)) == ([], 0)
+    promised.started(started(3, 1))
+    assert scheduler.promised == [result(2, OK, OK, s=0.0), result(3, OK, s=0.0)]
     assert len(promised) == 2
-    assert promised.settle(result(2, OK, OK))
-    assert promised.settle(result(3, OK))
-    assert not promised.settle(result(3, OK))
+    promised.settle(result(2, OK, OK))
+    promised.settle(result(3, OK))
     assert len(promised) == 0
 
 
-def test_nobody_else_waits_for_them() -> None:
-    scheduler: Any = Awaiting(0)
+def test_copies_for_others_are_not_counted_and_not_held_behind() -> None:
+    scheduler: Any = Awaiting({2, 3})
     promised = PromisedLoads(scheduler)
-    promised.started(started(1, 2), 0.0)
-    assert not promised.settle(result(1, OK, OK))
-    assert scheduler.taken == []
+    promised.started(started(1, 5))  # of a sequence that was cancelled
+    promised.started(started(2, 1))
+    assert scheduler.promised == []
+    promised.started(started(3, 1))
+    assert [r.transfer_id for r in scheduler.promised] == [2, 3]
+    scheduler.awaited_alone = {1, 4}
+    promised.started(started(4, 1))
+    assert [r.transfer_id for r in scheduler.promised] == [2, 3, 1, 4]
+
+
+def test_what_was_answered_is_not_promised() -> None:
+    scheduler: Any = Awaiting({2})
+    promised = PromisedLoads(scheduler)
+    promised.started(started(1, 2))
+    promised.settle(result(1, OK, OK))
+    scheduler.awaited_alone = {1, 2}
+    promised.started(started(2, 1))
+    assert scheduler.promised == []
+
+
+def test_nobody_else_waits_for_them() -> None:
+    scheduler: Any = Awaiting(set())
+    promised = PromisedLoads(scheduler)
+    promised.started(started(1, 2))
+    promised.settle(result(1, OK, OK))
+    assert (scheduler.promised, len(promised)) == ([], 0)
 
 
 def test_those_that_promise_nothing_are_answered_as_ever() -> None:
-    scheduler: Any = Awaiting(3)
+    scheduler: Any = Awaiting({1, 2})
     promised = PromisedLoads(scheduler)
-    promised.started(started(1, 1, kind=Silent), 0.0)
-    promised.started(started(2, 2), 0.0)
-    assert [r.transfer_id for r in scheduler.taken] == [2]
-    assert not promised.settle(result(1, IO_ERROR))
-    assert promised.settle(result(2, OK, OK))
+    promised.started(started(1, 1, kind=Silent))
+    promised.started(started(2, 2))
+    assert [r.transfer_id for r in scheduler.promised] == [2]
+    promised.settle(result(1, IO_ERROR))
+    promised.settle(result(2, OK, OK))
+    assert len(promised) == 0
 
 
 def test_a_promise_that_is_broken_ends_the_engine() -> None:
-    scheduler: Any = Awaiting(2)
+    scheduler: Any = Awaiting({1})
     promised = PromisedLoads(scheduler)
-    promised.started(started(1, 2), 0.0)
+    promised.started(started(1, 2))
     with pytest.raises(RuntimeError, match="launched behind"):
         promised.settle(result(1, OK, IO_ERROR))

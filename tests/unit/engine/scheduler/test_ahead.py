@@ -397,3 +397,39 @@ def test_a_step_made_ahead_that_raises_fails_only_who_goes_on() -> None:
     assert [e.seq_id for e in events] == [2]
     scheduler.release(1)
     assert kv.tables == {}
+
+
+def fetching_alone() -> tuple[Scheduler, Transfer]:
+    """Sequence 1 waits for two blocks of the host, and nobody else is there."""
+    kv = FakeKV(20)
+    kv.matches[0] = Match(0, 8, 0)
+    scheduler = make_scheduler(kv)
+    scheduler.add(make_sequence(1, range(10)), 0.0)
+    assert scheduler.schedule(0.0) is None
+    (transfer,) = scheduler.take_transfers()
+    return scheduler, transfer
+
+
+def test_what_is_promised_is_used_and_stays_under_way_until_it_is_answered() -> None:
+    scheduler, transfer = fetching_alone()
+    assert scheduler.awaited_alone == {transfer.transfer_id}
+    scheduler.on_promise(TransferResult(transfer.transfer_id, (MoveOutcome.OK,) * 2, 0.0))
+    assert scheduler.awaited_alone == set()
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert spans(plan) == [(1, 8, 10)]
+    assert scheduler.idle_reason().endswith("transfers under way: 1")
+    answer(scheduler, transfer)
+    assert scheduler.idle_reason().endswith("transfers under way: 0")
+    collect(scheduler, plan)
+    assert scheduler.get(1).num_arrived == 2
+
+
+def test_with_others_there_nobody_waits_alone() -> None:
+    scheduler, transfer = fetching_alone()
+    scheduler.add(make_sequence(2, range(1, 4)), 0.0)
+    assert scheduler.awaited_alone == set()
+    scheduler.cancel(2)
+    assert scheduler.awaited_alone == {transfer.transfer_id}
+    scheduler.cancel(1)
+    assert scheduler.awaited_alone == set()
