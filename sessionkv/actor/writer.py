@@ -220,6 +220,10 @@ class Writer:
             self._text.eos_ids
         ):
             stop = finished.stop_token_id
+        # Core may have gone on behind the stop string before it heard of it: that is nobody's use.
+        num_used = finished.num_output_tokens
+        if turn.stop is not None:
+            num_used = min(num_used, turn.stop.num_tokens)
         logprobs = turn.logprobs[: ending.keep_n] if turn.wants_logprobs else None
         turn.answer = wire.Done(
             id=0,
@@ -229,7 +233,7 @@ class Writer:
             tokens=list(ending.ids(sampled)),
             finish_reason=reason.value,
             stop=stop,
-            usage=usage_to_map(Usage(finished.num_prompt_tokens, finished.num_output_tokens)),
+            usage=usage_to_map(Usage(finished.num_prompt_tokens, num_used)),
             cache=cache_to_map(finished.cache),
             logprobs=logprobs,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sessionkv import Client, LimitsConfig, SamplingParams
-from sessionkv.engine.messages import StepTokens, TurnCommitted, TurnFinished, Verdict
+from sessionkv.engine.messages import StepTokens, StopAt, TurnCommitted, TurnFinished, Verdict
 from sessionkv.errors import TurnFailed
 from tests.builders.engine import GREEDY, SocketEngine, engine_config, greedy, oracle, socket_engine
 from tests.builders.fake_engine import short_endpoint
@@ -83,6 +83,27 @@ def test_a_stop_string_that_comes_while_it_ends_cuts_it_all_the_same() -> None:
             assert cut.text == free.text[: free.text.index(free.text[place])]
             assert (cut.finish_reason.value, cut.stop) == ("stop", free.text[place])
             assert engine.parts.kv.ledger().idle
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_usage_ends_with_the_stop_string_however_late_core_hears_of_it(is_kept: bool) -> None:
+    with served() as (engine, client):
+        free = client.generate(tokens=[1, 2], sampling=greedy(9))
+        sampling = greedy(9, stop=(free.text[4],))
+        session = client.open("a")
+        link: Any = engine.loop._link
+        said, send = [], link.send
+
+        def too_late(messages: list[Any]) -> None:
+            said.extend(messages)
+            send([message for message in messages if not isinstance(message, StopAt)])
+
+        link.send = too_late
+        ask = session.turn if is_kept else client.generate
+        cut = ask(tokens=[1, 2], sampling=sampling)
+        (stop_at,) = (message for message in said if isinstance(message, StopAt))
+        assert stop_at.num_output_tokens < 9
+        assert cut.usage.completion_tokens == stop_at.num_output_tokens
 
 
 @pytest.mark.parametrize("part", ["judge", "push"])
