@@ -217,6 +217,24 @@ class CacheMachine(RuleBasedStateMachine):
             lambda _, position: failure if position in failing else MoveOutcome.OK,
         )
 
+    def _promisable(self) -> list[int]:
+        return [
+            index
+            for index, transfer in enumerate(self.world.pending)
+            if (transfer.src, transfer.dst) == (Tier.HOST, Tier.DEVICE)
+            and transfer.transfer_id not in self.world.promised
+        ]
+
+    @precondition(lambda self: self._promisable())
+    @rule(which=st.integers(0, 20), failing=st.sets(st.integers(0, 15), max_size=3))
+    def promise(self, which: int, failing: set[int]) -> None:
+        """Steps are held behind a load: what it brings is used before it has ended."""
+        loads = self._promisable()
+        self.world.promise(
+            loads[which % len(loads)],
+            lambda _, position: MoveOutcome.IO_ERROR if position in failing else MoveOutcome.OK,
+        )
+
     def _some_keys(self, which: int, count: int) -> list[BlockHash]:
         keys = sorted(self.kv.resident_keys())
         return keys[which % len(keys) :][:count] if keys else []
