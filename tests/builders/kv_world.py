@@ -495,6 +495,12 @@ class World:
         """The books balance, and everything matchable holds what its name says."""
         self.kv.check()
         self.poison_freed()
+        device, host = self.kv._residency.device, self.kv._residency.host
+        for transfer in self.pending:  # whatever became of their sequences
+            if promised := self.promised.get(transfer.transfer_id):
+                for move, outcome in zip(transfer.moves, promised[0].outcomes, strict=True):
+                    assert host.num_leases(move.src)
+                    assert device.num_leases(move.dst) or outcome is not MoveOutcome.OK
         for entry in self.kv._residency.index:
             wanted = self.expected(entry.record)
             fill = entry.record.fill
