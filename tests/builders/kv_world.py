@@ -202,6 +202,7 @@ class World:
         self.host = [[POISON] * B for _ in range(self.host_blocks)]
         self.disk = FakeDisk(self.disk_blocks)
         self.plan: list[tuple[Run, int]] = []
+        self.promised: dict[int, tuple[TransferResult, list[list[Cell]]]] = {}
         self._ids = 0
 
     # -- sequences
@@ -398,14 +399,35 @@ class World:
             self.complete(0, outcome)
 
     def complete(self, index: int, outcome: Outcome = OK) -> Fetched | None:
-        """Carry out one transfer and tell the manager."""
+        """Carry out one transfer and tell the manager; what was promised has only to end."""
         transfer = self.pending.pop(index)
+        if transfer.transfer_id in self.promised:
+            result, sources = self.promised.pop(transfer.transfer_id)
+            assert [self.host[move.src] for move in transfer.moves] == sources
+            assert self.kv.finish_transfer(result) is None
+            return None
+        return self._taken_in(transfer, self.kv.finish_transfer(self._carry_out(transfer, outcome)))
+
+    def promise(self, index: int, outcome: Outcome = OK) -> Fetched | None:
+        """Tell the manager what a load from the host is going to be answered with.
+
+        What is behind the copies finds them made; they end with :meth:`complete`.
+        """
+        transfer = self.pending[index]
+        sources = [list(self.host[move.src]) for move in transfer.moves]
+        result = self._carry_out(transfer, outcome)
+        self.promised[transfer.transfer_id] = result, sources
+        return self._taken_in(transfer, self.kv.promise_transfer(result))
+
+    def _carry_out(self, transfer: Transfer, outcome: Outcome) -> TransferResult:
         self.poison_freed()
         outcomes = tuple(
             self._move(transfer, position, outcome(transfer, position))
             for position in range(len(transfer.moves))
         )
-        fetched = self.kv.finish_transfer(TransferResult(transfer.transfer_id, outcomes, 0.0))
+        return TransferResult(transfer.transfer_id, outcomes, 0.0)
+
+    def _taken_in(self, transfer: Transfer, fetched: Fetched | None) -> Fetched | None:
         self.kv.on_disk_evicted(self.disk.evicted)
         self.disk.evicted.clear()
         self.disk.delete(self.kv.take_stale())
@@ -473,6 +495,12 @@ class World:
         """The books balance, and everything matchable holds what its name says."""
         self.kv.check()
         self.poison_freed()
+        device, host = self.kv._residency.device, self.kv._residency.host
+        for transfer in self.pending:  # whatever became of their sequences
+            if promised := self.promised.get(transfer.transfer_id):
+                for move, outcome in zip(transfer.moves, promised[0].outcomes, strict=True):
+                    assert host.num_leases(move.src)
+                    assert device.num_leases(move.dst) or outcome is not MoveOutcome.OK
         for entry in self.kv._residency.index:
             wanted = self.expected(entry.record)
             fill = entry.record.fill

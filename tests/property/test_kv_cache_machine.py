@@ -105,16 +105,23 @@ class CacheMachine(RuleBasedStateMachine):
         cut=st.sampled_from([0, 0, 0, 1, 2, 5]),
         delta=st.lists(st.integers(1, 2), min_size=1, max_size=9),
         kept=st.sampled_from([None, None, 0, 1, 2, 5]),
+        promised=st.booleans(),
     )
-    def turn(self, log, cut, delta, kept) -> None:
-        """A whole turn, where there is room: the quick way to a full cache."""
+    def turn(self, log, cut, delta, kept, promised) -> None:
+        """A whole turn, where there is room: the quick way to a full cache.
+
+        Its loads from the host may be ``promised`` and end later.
+        """
         prompt = self._prompt(log, cut, delta)
         run = self._admit_or_make_room(prompt)
         if run is None:
             return
         for index, transfer in reversed(list(enumerate(self.world.pending))):
             if transfer.transfer_id in run.waiting_for:
-                self.world.complete(index)
+                if promised and index in self._promisable():
+                    self.world.promise(index)
+                else:
+                    self.world.complete(index)
         while run.seq_id in self.world.runs and self._stage_or_make_room(run):
             self.world.execute()
         if run.computed == len(prompt):
@@ -215,6 +222,24 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.complete(
             index % len(self.world.pending),
             lambda _, position: failure if position in failing else MoveOutcome.OK,
+        )
+
+    def _promisable(self) -> list[int]:
+        return [
+            index
+            for index, transfer in enumerate(self.world.pending)
+            if (transfer.src, transfer.dst) == (Tier.HOST, Tier.DEVICE)
+            and transfer.transfer_id not in self.world.promised
+        ]
+
+    @precondition(lambda self: self._promisable())
+    @rule(which=st.integers(0, 20), failing=st.sets(st.integers(0, 15), max_size=3))
+    def promise(self, which: int, failing: set[int]) -> None:
+        """Steps are held behind a load: what it brings is used before it has ended."""
+        loads = self._promisable()
+        self.world.promise(
+            loads[which % len(loads)],
+            lambda _, position: MoveOutcome.IO_ERROR if position in failing else MoveOutcome.OK,
         )
 
     def _some_keys(self, which: int, count: int) -> list[BlockHash]:
