@@ -67,6 +67,7 @@ class Both:
         extra = self.extras.prepare(seq_ids)
         here = self.results.logits[: len(seq_ids)].copy_(logits)
         sampling = self._rows(states)
+        self.results.begin()
         self.results.put_sampled(*sample_tokens(here, sampling))
         if extra is not None:
             self.extras.sample(extra, here, sampling=sampling, results=self.results)
@@ -175,6 +176,7 @@ def test_a_row_with_a_bad_number_stays_bad(device: torch.device) -> None:
     extra = both.extras.prepare([1])
     logits = both.results.logits[:1].fill_(float("nan"))
     sampling = both._rows([both.states[1]])
+    both.results.begin()
     both.results.put_sampled(*sample_tokens(logits, sampling))
     both.extras.sample(extra, logits, sampling=sampling, results=both.results)
     assert both.results.send(1, num_samples=1, num_asked=1)().bad == [1]
