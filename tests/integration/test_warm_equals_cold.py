@@ -238,5 +238,7 @@ def test_killed_and_restarted(tmp_path: Path) -> None:
         report = result.cache
         assert report.cached_tokens + report.computed_tokens == len(unflushed) + 1
         if report.cached_tokens < len(unflushed) - 1:
-            assert report.miss.reason is MissReason.NOT_STORED
+            # Where its blocks were stored, loading them may take a busy disk longer than computing.
+            known = (MissReason.NOT_STORED, MissReason.RECOMPUTE_WAS_SOONER)
+            assert report.miss.reason in known
             assert report.miss.token == report.cached_tokens
