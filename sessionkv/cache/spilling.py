@@ -3,7 +3,8 @@
 *Spills* copy the blocks that are next to go to the tier below, so that dropping them loses nothing:
 device to host, host to disk, and device to disk where there is no host tier. *Writes* bring blocks
 that were asked for to disk. A block leaves the upper tier only after its copy has arrived. A copy
-that fails makes its block droppable all the same: it is only a cache, and progress comes first.
+that fails makes its block droppable all the same: it is only a cache, and progress comes first. So
+does a tier that hangs: see :mod:`~sessionkv.cache.silence`.
 
 How many blocks of a tier are kept clean ahead of need is learned: twice as many as were ever taken
 of it between two plans, so that a copy ordered now may be under way while the next are taken.
@@ -180,8 +181,9 @@ class Spiller:
             room = residency.allocate_host(urgent=urgent)
             if room is None:
                 self._host_wanted += 1
-                if urgent and entry.on_disk:
-                    entry.host_refused = True  # it has a copy, if a slower one: do not wait
+                if urgent and (entry.on_disk or residency.disk_is_silent):
+                    # It has a copy, if a slower one, or the host gets no room: do not wait.
+                    entry.host_refused = True
                 return
             target = room
         copies.append((entry, BlockMove(entry.record, block, target)))
@@ -211,7 +213,7 @@ class Spiller:
     def _write_requested(self) -> list[Transfer]:
         """Idle writing, oldest request first; from the host where it has the block."""
         residency = self._residency
-        if not self._requested:
+        if not self._requested or residency.disk_is_silent:
             return []
         room = MAX_WRITES - sum(len(job.entries) for job in self._jobs.values() if job.written)
         from_device: list[_Copy] = []
@@ -273,6 +275,17 @@ class Spiller:
 
     # -- answers
 
+    def overdue(self, now: float) -> tuple[int, ...]:
+        """Transfers in flight to tiers that count as refusing from now on. O(transfers)."""
+        if not self._jobs:
+            return ()
+        owing = {job.transfer.dst for job in self._jobs.values()}
+        silent = self._residency.silence.listen(owing, now)
+        if not silent:
+            return ()
+        self._at_rest = self._device_at_rest = None
+        return tuple(i for i, job in self._jobs.items() if job.transfer.dst in silent)
+
     def disk_evicted(self, keys: Iterable[BlockHash]) -> None:
         """Records left the disk; told before the answer of a write, that may have been its record.
 
@@ -289,6 +302,7 @@ class Spiller:
         job = self._jobs.pop(result.transfer_id)
         self._at_rest = self._device_at_rest = None
         transfer = job.transfer
+        self._residency.silence.heard(transfer.dst)
         pool = self._pool(transfer.src)
         for entry, move, outcome in zip(job.entries, transfer.moves, result.outcomes, strict=True):
             succeeded = outcome is MoveOutcome.OK
