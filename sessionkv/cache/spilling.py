@@ -28,6 +28,9 @@ MAX_WRITES = 32
 """Blocks on their way to disk at a time, for each of: making host room, and idle writing."""
 MOVES_PER_TRANSFER = 16
 """Small enough that the first blocks are free while the others are still copied."""
+MOST_TO_DISK = 1 / 2
+"""Of the device, but for one transfer, what may be on its way straight to disk at a time: a disk
+that hangs keeps that much. Bounds small devices only."""
 
 _Copy = tuple[Entry, BlockMove]
 
@@ -155,13 +158,16 @@ class Spiller:
         short = self._await_moves(Tier.DEVICE, wanted - device.num_free)
         spilling = self._num_in_flight(Tier.DEVICE)
         lacking = max(wanted, self._ahead[Tier.DEVICE]) - device.num_free - spilling
+        room = MAX_SPILLS - spilling
+        if below is Tier.DISK:
+            room = min(room, self._room_to_disk())
         copies: list[_Copy] = []
         self._device_at_rest = books
         for block in device.coldest(max(lacking, 0)):
             if residency.device_is_clean(block):
                 continue
             self._device_at_rest = None
-            if len(copies) + spilling >= MAX_SPILLS:
+            if len(copies) >= room:
                 break
             if len(copies) < short:
                 device.await_move(block)
@@ -218,17 +224,20 @@ class Spiller:
         room = MAX_WRITES - sum(len(job.entries) for job in self._jobs.values() if job.written)
         from_device: list[_Copy] = []
         from_host: list[_Copy] = []
+        device_room = self._room_to_disk()
         while self._requested and len(from_device) + len(from_host) < room:
             key = next(iter(self._requested))
-            del self._requested[key]
             entry = residency.index.get(key)
             if entry is None or entry.on_disk or key in self._writing:
-                continue
-            if entry.host is not None:
+                pass
+            elif entry.host is not None:
                 from_host.append(_to_disk(entry, entry.host))
             elif entry.device is not None and not residency.is_growing(entry):
                 # A tail that grows is left out: its longer self will be asked for.
+                if len(from_device) >= device_room:
+                    break
                 from_device.append(_to_disk(entry, entry.device))
+            del self._requested[key]
         return [
             *self._start(Tier.DEVICE, Tier.DISK, from_device, written=True),
             *self._start(Tier.HOST, Tier.DISK, from_host, written=True),
@@ -245,6 +254,16 @@ class Spiller:
             for job in self._jobs.values()
             if job.transfer.src is source and not job.written
         )
+
+    def _room_to_disk(self) -> int:
+        """How many more blocks of the device may be on their way to disk."""
+        most = max(int(MOST_TO_DISK * self._residency.device.num_blocks), MOVES_PER_TRANSFER)
+        under_way = sum(
+            len(job.entries)
+            for job in self._jobs.values()
+            if job.transfer.src is Tier.DEVICE and job.transfer.dst is Tier.DISK
+        )
+        return most - under_way
 
     def _await_moves(self, source: Tier, short: int) -> int:
         """Somebody is short of so many blocks: note which in flight are awaited; what is left."""
