@@ -284,7 +284,7 @@ class Scheduler:
 
     @property
     def disk_is_late(self) -> bool:
-        """Whether reads from disk are under way that nobody waits for any longer."""
+        """Whether nobody waits for reads from disk, nor begins any: until the next answer."""
         return self._desk.disk_is_late
 
     @property

@@ -27,6 +27,7 @@ class _Lane:
         self.head_since = 0.0
         self.block_s = 0.0
         self.given_up: set[int] = set()
+        self.is_late = False
 
     def add(self, transfer: Transfer, now: float) -> None:
         if not self.blocks:
@@ -39,6 +40,7 @@ class _Lane:
         if num_blocks is None:
             return
         self.num_blocks -= num_blocks
+        self.is_late = False
         if transfer_id in self.given_up:
             self.given_up.discard(transfer_id)
         else:
@@ -54,6 +56,7 @@ class _Lane:
             return set()
         late = self.blocks.keys() - self.given_up
         self.given_up |= late
+        self.is_late = True
         return late
 
     def seen(self, now: float) -> Lane:
@@ -128,8 +131,8 @@ class TransferDesk:
 
     @property
     def disk_is_late(self) -> bool:
-        """Whether reads are under way that nobody waits for any longer."""
-        return bool(self._reads.given_up)
+        """Whether nobody waits for reads from disk, nor begins any: until the next answer."""
+        return self._reads.is_late
 
     def answered(self, transfer_id: int, now: float) -> None:
         """A mover is done with a transfer, well or not."""
