@@ -302,6 +302,19 @@ class KVCacheManager:
         self._residency.settle_fallen()
         return self._spiller.plan() if self._prefix_cache else []
 
+    def overdue(self, now: float) -> tuple[int, ...]:
+        """Transfers down whose tier counts as refusing from now on, as it answers nothing.
+
+        Nobody is to wait for them; until its next answer the tier is offered nothing, and blocks
+        that only it could hold may be dropped. To be asked often; O(transfers down).
+        """
+        return self._spiller.overdue(now)
+
+    @property
+    def silent_tiers(self) -> frozenset[Tier]:
+        """Tiers that count as refusing since :meth:`overdue` said so."""
+        return frozenset(self._residency.silence.tiers)
+
     def transfers_of(self, seq_id: int) -> set[int]:
         """Transfers that bring blocks to a running sequence, neither promised nor answered."""
         return self._fetcher.transfers_of(seq_id)

@@ -14,6 +14,7 @@ from sessionkv.cache.evicted import EvictedKeys
 from sessionkv.cache.ledger import Contents, Counters
 from sessionkv.cache.prefix_index import Entry, PrefixIndex
 from sessionkv.cache.retention_view import RetentionView, Unretained
+from sessionkv.cache.silence import Silence
 from sessionkv.types import BlockHash, BlockRecord, Tier
 
 MAX_MOVED_DOWN = 65_536
@@ -32,6 +33,7 @@ class Residency:
         num_moves: Blocks that left memory and are on disk, so far.
         moved_down: Of the last of these, the key (of a tail, its parent's) and the count then: a
             receipt asked for before does not have them.
+        silence: Lower tiers that are offered nothing and waited for no longer, as they hang.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Residency:
         self.fallen: dict[BlockHash, None] = {}
         self.num_moves = 0
         self.moved_down: dict[BlockHash, int] = {}
+        self.silence = Silence()
 
     # -- into a tier
 
@@ -142,8 +145,8 @@ class Residency:
         if entry.host is not None:
             return True
         if self.host.num_blocks:
-            return entry.host_refused
-        return entry.on_disk or entry.disk_refused or not self.spill_to_disk
+            return entry.host_refused or Tier.HOST in self.silence.tiers
+        return entry.on_disk or entry.disk_refused or not self._writes_to_disk
 
     def host_is_clean(self, block: int) -> bool:
         """The same for a cached host block; one that is on the device too loses nothing either."""
@@ -152,7 +155,16 @@ class Residency:
     def is_to_be_written(self, block: int) -> bool:
         """Whether a cached host block is not on disk and may be brought there."""
         entry = self.entry_of(self.host, block)
-        return self.spill_to_disk and not (entry.on_disk or entry.disk_refused)
+        return self._writes_to_disk and not (entry.on_disk or entry.disk_refused)
+
+    @property
+    def _writes_to_disk(self) -> bool:
+        return self.spill_to_disk and not self.disk_is_silent
+
+    @property
+    def disk_is_silent(self) -> bool:
+        """Whether the disk hangs: it is offered nothing."""
+        return Tier.DISK in self.silence.tiers
 
     def _is_on_device(self, block: int) -> bool:
         return self.entry_of(self.host, block).device is not None

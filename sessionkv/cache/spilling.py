@@ -3,7 +3,8 @@
 *Spills* copy the blocks that are next to go to the tier below, so that dropping them loses nothing:
 device to host, host to disk, and device to disk where there is no host tier. *Writes* bring blocks
 that were asked for to disk. A block leaves the upper tier only after its copy has arrived. A copy
-that fails makes its block droppable all the same: it is only a cache, and progress comes first.
+that fails makes its block droppable all the same: it is only a cache, and progress comes first. So
+does a tier that hangs: see :mod:`~sessionkv.cache.silence`.
 
 How many blocks of a tier are kept clean ahead of need is learned: twice as many as were ever taken
 of it between two plans, so that a copy ordered now may be under way while the next are taken.
@@ -27,6 +28,9 @@ MAX_WRITES = 32
 """Blocks on their way to disk at a time, for each of: making host room, and idle writing."""
 MOVES_PER_TRANSFER = 16
 """Small enough that the first blocks are free while the others are still copied."""
+MOST_TO_DISK = 1 / 2
+"""Of the device, but for one transfer, what may be on its way straight to disk at a time: a disk
+that hangs keeps that much. Bounds small devices only."""
 
 _Copy = tuple[Entry, BlockMove]
 
@@ -154,13 +158,16 @@ class Spiller:
         short = self._await_moves(Tier.DEVICE, wanted - device.num_free)
         spilling = self._num_in_flight(Tier.DEVICE)
         lacking = max(wanted, self._ahead[Tier.DEVICE]) - device.num_free - spilling
+        room = MAX_SPILLS - spilling
+        if below is Tier.DISK:
+            room = min(room, self._room_to_disk())
         copies: list[_Copy] = []
         self._device_at_rest = books
         for block in device.coldest(max(lacking, 0)):
             if residency.device_is_clean(block):
                 continue
             self._device_at_rest = None
-            if len(copies) + spilling >= MAX_SPILLS:
+            if len(copies) >= room:
                 break
             if len(copies) < short:
                 device.await_move(block)
@@ -180,8 +187,9 @@ class Spiller:
             room = residency.allocate_host(urgent=urgent)
             if room is None:
                 self._host_wanted += 1
-                if urgent and entry.on_disk:
-                    entry.host_refused = True  # it has a copy, if a slower one: do not wait
+                if urgent and (entry.on_disk or residency.disk_is_silent):
+                    # It has a copy, if a slower one, or the host gets no room: do not wait.
+                    entry.host_refused = True
                 return
             target = room
         copies.append((entry, BlockMove(entry.record, block, target)))
@@ -211,22 +219,25 @@ class Spiller:
     def _write_requested(self) -> list[Transfer]:
         """Idle writing, oldest request first; from the host where it has the block."""
         residency = self._residency
-        if not self._requested:
+        if not self._requested or residency.disk_is_silent:
             return []
         room = MAX_WRITES - sum(len(job.entries) for job in self._jobs.values() if job.written)
         from_device: list[_Copy] = []
         from_host: list[_Copy] = []
+        device_room = self._room_to_disk()
         while self._requested and len(from_device) + len(from_host) < room:
             key = next(iter(self._requested))
-            del self._requested[key]
             entry = residency.index.get(key)
             if entry is None or entry.on_disk or key in self._writing:
-                continue
-            if entry.host is not None:
+                pass
+            elif entry.host is not None:
                 from_host.append(_to_disk(entry, entry.host))
             elif entry.device is not None and not residency.is_growing(entry):
                 # A tail that grows is left out: its longer self will be asked for.
+                if len(from_device) >= device_room:
+                    break
                 from_device.append(_to_disk(entry, entry.device))
+            del self._requested[key]
         return [
             *self._start(Tier.DEVICE, Tier.DISK, from_device, written=True),
             *self._start(Tier.HOST, Tier.DISK, from_host, written=True),
@@ -243,6 +254,16 @@ class Spiller:
             for job in self._jobs.values()
             if job.transfer.src is source and not job.written
         )
+
+    def _room_to_disk(self) -> int:
+        """How many more blocks of the device may be on their way to disk."""
+        most = max(int(MOST_TO_DISK * self._residency.device.num_blocks), MOVES_PER_TRANSFER)
+        under_way = sum(
+            len(job.entries)
+            for job in self._jobs.values()
+            if job.transfer.src is Tier.DEVICE and job.transfer.dst is Tier.DISK
+        )
+        return most - under_way
 
     def _await_moves(self, source: Tier, short: int) -> int:
         """Somebody is short of so many blocks: note which in flight are awaited; what is left."""
@@ -273,6 +294,17 @@ class Spiller:
 
     # -- answers
 
+    def overdue(self, now: float) -> tuple[int, ...]:
+        """Transfers in flight to tiers that count as refusing from now on. O(transfers)."""
+        if not self._jobs:
+            return ()
+        owing = {job.transfer.dst for job in self._jobs.values()}
+        silent = self._residency.silence.listen(owing, now)
+        if not silent:
+            return ()
+        self._at_rest = self._device_at_rest = None
+        return tuple(i for i, job in self._jobs.items() if job.transfer.dst in silent)
+
     def disk_evicted(self, keys: Iterable[BlockHash]) -> None:
         """Records left the disk; told before the answer of a write, that may have been its record.
 
@@ -289,6 +321,7 @@ class Spiller:
         job = self._jobs.pop(result.transfer_id)
         self._at_rest = self._device_at_rest = None
         transfer = job.transfer
+        self._residency.silence.heard(transfer.dst)
         pool = self._pool(transfer.src)
         for entry, move, outcome in zip(job.entries, transfer.moves, result.outcomes, strict=True):
             succeeded = outcome is MoveOutcome.OK

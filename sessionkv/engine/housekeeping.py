@@ -9,6 +9,7 @@ time, since a pin counts from when its session is in memory. Core thread only.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
@@ -19,9 +20,12 @@ from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.loading import Loader, Ready
 from sessionkv.engine.messages import CallDone
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.stats import unanswered
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import SessionKVError
 from sessionkv.store.questions import Due, FindDue
+
+_log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 64 * 1024**2
 """Turns in memory past this are let go, of the sessions used longest ago."""
@@ -56,14 +60,26 @@ class Housekeeping:
         self._loader = loader
         self._pinned = deque(parts.pinned)
         self._asked_due = False
+        self._unanswered: frozenset[str] = frozenset()
 
     def tidy(self) -> None:
         """To be called often: cold sessions leave memory, pinned ones come in."""
+        self._tell_unanswered()
         while self._pinned and len(self._loader) < _LOADS:
             head = self._pinned.popleft()
             self._loader.submit(Chore(head, pinned=True), (head,))
         if self._tree.num_bytes > MEMORY_BYTES:
             self._let_go()
+
+    def _tell_unanswered(self) -> None:
+        """Once when a tier hangs, and once when it answers again."""
+        before, self._unanswered = self._unanswered, unanswered(self._parts)
+        for what in sorted(self._unanswered - before):
+            _log.warning(
+                "%s are not answered: until they are, KV is dropped or computed instead", what
+            )
+        for what in sorted(before - self._unanswered):
+            _log.warning("%s are answered again", what)
 
     def expire(self, wall: float) -> None:
         """To be called now and then: let fall off what has run out."""

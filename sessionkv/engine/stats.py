@@ -48,9 +48,16 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "loaded_bytes": parts.tree.num_bytes,
         "blocks": None if blocks is None else asdict(blocks),
         "disk_off": parts.disk_off,
+        "unanswered": sorted(unanswered(parts)),
     }
     values["weights_bytes"] = parts.runner.weights_bytes
     return values
+
+
+def unanswered(parts: CoreParts) -> frozenset[str]:
+    """Kinds of transfers that nobody waits for any longer, as none is answered, in words."""
+    found = {f"writes to {tier.value}" for tier in parts.kv.silent_tiers}
+    return frozenset(found | {"reads from disk"} if parts.scheduler.disk_is_late else found)
 
 
 def _gauges(parts: CoreParts, usage: CacheUsage, disk: BlockStoreStats | None) -> Gauges:

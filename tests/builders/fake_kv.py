@@ -48,6 +48,7 @@ class FakeKV:
         self.queries: dict[int, DiskQuery] = {}
         self.depends: dict[int, tuple[int, ...]] = {}
         self.spills: list[Transfer] = []
+        self.overdue_spills: tuple[int, ...] = ()
         self.calls: list[tuple[object, ...]] = []
         self._gaps: dict[int, _Gap] = {}
         self._fetching: dict[int, tuple[int, list[int]]] = {}
@@ -138,6 +139,10 @@ class FakeKV:
         planned = [t for t in self.spills if t.transfer_id in self._held_back]
         self.spills = [t for t in self.spills if t not in planned]
         return planned
+
+    def overdue(self, now: float) -> tuple[int, ...]:
+        overdue, self.overdue_spills = self.overdue_spills, ()
+        return overdue
 
     def transfers_of(self, seq_id: int) -> set[int]:
         fetching = self._fetching.items()

@@ -12,6 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from sessionkv.cache.silence import SILENCE_S
 from sessionkv.types import BlockHash, MoveOutcome, Tier
 from tests.builders.kv_world import B, Run, T, World
 
@@ -59,6 +60,7 @@ class CacheMachine(RuleBasedStateMachine):
             clean_ahead=ahead * 8,
         )
         self.kv = self.world.kv
+        self.now = 0.0
         self.logs: list[list[int]] = [T(1), T(11), T(9, 3), [1, 2] * 6, [2] * 9]
 
     # -- sequences
@@ -210,7 +212,19 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def plan_transfers(self) -> None:
-        self.world.plan_transfers()
+        silent = self.kv.silent_tiers
+        assert not any(transfer.dst in silent for transfer in self.world.plan_transfers())
+
+    @precondition(lambda self: self.world.pending)
+    @rule(seconds=st.sampled_from([0.1, SILENCE_S]))
+    def time_passes(self, seconds: float) -> None:
+        """Tiers that answer nothing for long are waited for no longer."""
+        self.now += seconds
+        before = self.kv.silent_tiers
+        overdue = self.kv.overdue(self.now)
+        down = {t.transfer_id: t.dst for t in self.world.pending if t.dst is not Tier.DEVICE}
+        assert {down[transfer_id] for transfer_id in overdue} == self.kv.silent_tiers - before
+        assert self.kv.silent_tiers <= set(down.values())
 
     @precondition(lambda self: self.world.pending)
     @rule(

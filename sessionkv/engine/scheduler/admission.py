@@ -100,6 +100,9 @@ class Admitter:
         query = self._kv.disk_query(sequence.chain)
         if query is None:
             return False
+        if self._desk.disk_is_late:
+            sequence.disk_was_late = True
+            return False
         self._desk.give_back(sequence.receipt)
         sequence.receipt = None
         sequence.ram_tokens = query.first_token
@@ -259,7 +262,9 @@ class Admitter:
     def _match(self, sequence: Sequence) -> Match:
         if not sequence.use_cache:
             return _NOTHING_CACHED
-        return self._kv.match(sequence.chain, sequence.receipt)
+        # What a disk that hangs were to load would keep its blocks from everybody.
+        receipt = None if self._desk.disk_is_late else sequence.receipt
+        return self._kv.match(sequence.chain, receipt)
 
     def _take_blocks(self, sequence: Sequence, match: Match) -> Admission | None:
         """Lease what is matched, with room for the whole prompt; all or nothing."""

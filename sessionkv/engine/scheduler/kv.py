@@ -124,6 +124,13 @@ class KVCache(Protocol):
         """Spills that make room for noted shortfalls and keep a few clean blocks ahead."""
         ...
 
+    def overdue(self, now: float) -> tuple[int, ...]:
+        """Spills that nobody is to wait for any longer, each once: their tier answers nothing.
+
+        From then on more may be dropped, until that tier answers again.
+        """
+        ...
+
     def transfers_of(self, seq_id: int) -> set[int]:
         """Transfers that bring blocks to a running sequence, neither promised nor answered."""
         ...

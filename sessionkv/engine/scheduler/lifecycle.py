@@ -96,9 +96,22 @@ class Lifecycle:
         victim = self.running.pop()
         self._kv.preempt(victim.seq_id)
         victim.holds_blocks = False
-        if victim.num_known_blocks:
-            victim.computed_before = max(victim.computed_before, victim.num_computed)
+        self._note_computed(victim)
         self._return_to_queue(victim)
+
+    def go_on_without_disk(self, sequence: Sequence) -> None:
+        """Its reads from disk are not waited for any longer: it is admitted anew, without them.
+
+        What it has computed stays as cache. To be called while no step is in flight.
+        """
+        sequence.disk_was_late = True
+        self._give_back_receipt(sequence)
+        self._note_computed(sequence)
+        self.roll_back(sequence)
+
+    def _note_computed(self, sequence: Sequence) -> None:
+        if sequence.num_known_blocks:
+            sequence.computed_before = max(sequence.computed_before, sequence.num_computed)
 
     def roll_back(self, sequence: Sequence) -> None:
         """What it read turned out bad: it waits to be admitted again."""

@@ -283,6 +283,11 @@ class Scheduler:
         return len(self._life.queue)
 
     @property
+    def disk_is_late(self) -> bool:
+        """Whether nobody waits for reads from disk, nor begins any: until the next answer."""
+        return self._desk.disk_is_late
+
+    @property
     def awaited_alone(self) -> set[int]:
         """Transfers to a sequence that only waits for them, as long as there is nobody else."""
         running = self._life.running
@@ -319,12 +324,25 @@ class Scheduler:
         if self._in_flight:
             raise RuntimeError("the last plan is still in flight")
         self._admitter.end_lookups(now)
+        self._give_up_transfers(now)
         if self._step_id % _RETRY_STEPS == 0:
             self._admitter.room_changed()
         batch = Batch(self._kv, self._budget)
         if self._plan_running(batch, now):
             self._plan_admissions(batch, now)
         return self._plan(batch)
+
+    def _give_up_transfers(self, now: float) -> None:
+        """Whoever waits for transfers that are not answered goes on without them."""
+        overdue, late = self._kv.overdue(now), self._desk.give_up_reads(now)
+        if not (overdue or late):
+            return
+        self._desk.give_up_spills(overdue)
+        for sequence in list(self._life.running):
+            is_fetching = sequence.state is SequenceState.FETCHING
+            if late and is_fetching and late & self._kv.transfers_of(sequence.seq_id):
+                self._life.go_on_without_disk(sequence)
+        self._admitter.room_changed()
 
     def schedule_ahead(self, now: float) -> StepPlan | None:
         """Decide the step after the one in flight, before it is known what that samples.

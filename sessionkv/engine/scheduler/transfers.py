@@ -6,11 +6,16 @@ for them; moves nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sessionkv.engine.scheduler.kv import KVCache
 from sessionkv.engine.scheduler.policy import Lane
 from sessionkv.types import DiskReceipt, Tier, Transfer
+
+LATE_S = 5.0
+"""A load unanswered for so long is not waited for: its sequence would seldom be computed slower."""
+LATE_FACTOR = 8
+"""Nor before so many times what the load before it took for as many blocks."""
 
 
 class _Lane:
@@ -20,6 +25,9 @@ class _Lane:
         self.blocks: dict[int, int] = {}
         self.num_blocks = 0
         self.head_since = 0.0
+        self.block_s = 0.0
+        self.given_up: set[int] = set()
+        self.is_late = False
 
     def add(self, transfer: Transfer, now: float) -> None:
         if not self.blocks:
@@ -29,9 +37,27 @@ class _Lane:
 
     def remove(self, transfer_id: int, now: float) -> None:
         num_blocks = self.blocks.pop(transfer_id, None)
-        if num_blocks is not None:
-            self.num_blocks -= num_blocks
-            self.head_since = now
+        if num_blocks is None:
+            return
+        self.num_blocks -= num_blocks
+        self.is_late = False
+        if transfer_id in self.given_up:
+            self.given_up.discard(transfer_id)
+        else:
+            self.block_s = (now - self.head_since) / max(num_blocks, 1)
+        self.head_since = now
+
+    def give_up(self, now: float) -> set[int]:
+        """Those that are not to be waited for from now on: none is answered for too long."""
+        if len(self.blocks) == len(self.given_up):
+            return set()
+        head = self.seen(now)
+        if head.head_s < max(LATE_S, LATE_FACTOR * self.block_s * head.head_blocks):
+            return set()
+        late = self.blocks.keys() - self.given_up
+        self.given_up |= late
+        self.is_late = True
+        return late
 
     def seen(self, now: float) -> Lane:
         if not self.blocks:
@@ -55,9 +81,10 @@ class TransferDesk:
         self._reads_left: dict[int, int] = {}
         self._let_go: set[int] = set()
         self._given_back: list[int] = []
-        self._lanes = {Tier.HOST: _Lane(), Tier.DISK: _Lane()}
+        self._reads = _Lane()
+        self._lanes = {Tier.HOST: _Lane(), Tier.DISK: self._reads}
         self.spills: set[int] = set()
-        """Ids of transfers under way that copy blocks off the device."""
+        """Ids of transfers under way that copy blocks off the device and are worth waiting for."""
 
     def hand_out(self, transfers: Sequence[Transfer]) -> None:
         """Queue transfers for :meth:`take`; from here on they count as under way."""
@@ -91,8 +118,21 @@ class TransferDesk:
         return taken
 
     def is_under_way(self, transfer_id: int) -> bool:
-        """Whether a transfer was handed out and not answered."""
-        return transfer_id in self._under_way
+        """Whether a transfer was handed out, not answered, and is not too late."""
+        return transfer_id in self._under_way and transfer_id not in self._reads.given_up
+
+    def give_up_spills(self, overdue: Iterable[int]) -> None:
+        """Nobody is to wait for these any longer."""
+        self.spills.difference_update(overdue)
+
+    def give_up_reads(self, now: float) -> set[int]:
+        """Reads from disk that nobody is to wait for any longer, each once. O(1) mostly."""
+        return self._reads.give_up(now)
+
+    @property
+    def disk_is_late(self) -> bool:
+        """Whether nobody waits for reads from disk, nor begins any: until the next answer."""
+        return self._reads.is_late
 
     def answered(self, transfer_id: int, now: float) -> None:
         """A mover is done with a transfer, well or not."""
