@@ -64,6 +64,9 @@ def ending(left: DrainReport) -> str:
         size = output.size(left.unwritten_bytes)
         undone.append(f"{blocks} ({size}) of sessions {are} not on disk")
         rest = "; the journal has their turns"
+    if left.unanswered_commits:
+        changes = output.count(left.unanswered_commits, "change")
+        undone.append(f"the journal did not answer {changes}, which it may have stored or not")
     if not undone:
         return "stopped"
     return f"stopped after {left.drain_s:g} s: {' and '.join(undone)}{rest}"
