@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C, drain, return 0."""
+    """Serve until SIGTERM or Ctrl-C, drain, return 0; 143 or 130 for one before it is ready."""
     from sessionkv.actor.serve import run_serve
 
     config = config_from(args)
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             output.stdout().print(waiting(turns, config.limits.drain_s), markup=False)
             sys.stdout.flush()
 
-        return run_serve(
+        code = run_serve(
             config,
             args.endpoint,
             on_ready=ready,
@@ -42,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
             on_stopping=stopping,
             on_drained=lambda left: output.stdout().print(ending(left), markup=False),
         )
+    if code > 128:
+        output.stderr().print("stopped before it was ready", markup=False)
+    return code
 
 
 def waiting(turns: int, drain_s: float) -> str:
