@@ -160,6 +160,22 @@ def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
         assert f"{place.endpoint}: running" in " ".join(doctor.stdout.split())
 
 
+def test_chat_with_a_running_engine_refuses_a_store_and_names_the_flags_it_ignores(
+    place: Place,
+) -> None:
+    with place.serving() as (process, _):
+        engine = f"the running engine (pid {process.pid})"
+        refused = place.run("chat", "--store", str(place.store), stdin="hello\n")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"--store is not for {engine}" in refused.stderr
+        flags = ("--threads", "1", "--device", "cpu", "--set", "cache.block_size=4")
+        told = place.run("chat", *flags, "--max-tokens", "4", stdin="hello\n")
+        assert told.returncode == 0
+        first = told.stderr.splitlines()[0]
+        assert first == f"{engine} keeps its settings; ignored: --set, --device, --threads"
+        assert "ignored" not in place.run("chat", "--max-tokens", "4", stdin="hello\n").stderr
+
+
 def test_chat_starts_a_private_engine_that_remembers(place: Place) -> None:
     flags = ("chat", "--model", "checksum", "--max-tokens", "8")
     first = place.run(*flags, stdin="hello\n", endpoint=False)
