@@ -245,7 +245,10 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
         help="any field of the configuration: cache.block_size=32",
     )  # fmt: skip
-    group.add_argument("--store", metavar="DIR", help="directory of journal and blocks")
+    group.add_argument("--store", metavar="DIR", 
+        help="directory of journal and blocks ($XDG_DATA_HOME/sessionkv, else "
+        "~/.local/share/sessionkv)",
+    )  # fmt: skip
     group.add_argument(
         "--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda or cuda:N"
     )

@@ -20,6 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from sessionkv.actor.serve import run_serve
 
     config = config_from(args)
+    again = "Ctrl-C again" if sys.stdin.isatty() else "a second signal"
     with StartProgress() as progress:
 
         def ready(info: Mapping[str, Any]) -> None:
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.flush()
 
         def stopping(turns: int) -> None:
-            output.stdout().print(waiting(turns, config.limits.drain_s), markup=False)
+            output.stdout().print(waiting(turns, config.limits.drain_s, again=again), markup=False)
             sys.stdout.flush()
 
         code = run_serve(
@@ -47,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def waiting(turns: int, drain_s: float) -> str:
-    """The line at the begin of a drain that takes a while."""
+def waiting(turns: int, drain_s: float, *, again: str) -> str:
+    """The line at the begin of a drain that takes a while; ``again`` is what cuts it short."""
     if not turns:
-        return f"stopping: KV is written for up to {drain_s:g} s; Ctrl-C again ends it now"
+        return f"stopping: KV is written for up to {drain_s:g} s; {again} ends it now"
     have, them = ("has", "it") if turns == 1 else ("have", "them")
     count = output.count(turns, "turn")
-    return f"stopping: {count} {have} up to {drain_s:g} s; Ctrl-C again ends {them} now"
+    return f"stopping: {count} {have} up to {drain_s:g} s; {again} ends {them} now"
 
 
 def ending(left: DrainReport) -> str:

@@ -195,9 +195,10 @@ class AsyncSession:
         tokens: Sequence[int] | None = None,
         **options: Unpack[TurnOptions],
     ) -> AsyncStream:
-        """As :meth:`turn`, piece by piece; leaving early cancels the turn.
+        """As :meth:`turn`, piece by piece.
 
-        It starts with the first event that is awaited.
+        Leaving early cancels the turn, and the session is as before it. It starts with the first
+        event that is awaited.
         """
 
         async def start() -> Awaited:

@@ -236,7 +236,10 @@ class Session:
         tokens: Sequence[int] | None = None,
         **options: Unpack[TurnOptions],
     ) -> Stream:
-        """As :meth:`turn`, piece by piece; leaving the iteration early cancels the turn."""
+        """As :meth:`turn`, piece by piece.
+
+        Leaving the iteration early cancels the turn, and the session is as before it.
+        """
         pending = self._submit(text, messages, tokens, options, stream=True)
         return Stream(self._client, self._core, pending, self._leave)
 

@@ -103,7 +103,7 @@ def test_a_second_interrupt_ends_the_turns_that_the_first_waits_for(place: Place
             stream = client.open("a").stream("x", sampling=SamplingParams(ignore_eos=True))
             next(stream)
             process.send_signal(signal.SIGINT)
-            line = "stopping: 1 turn has up to 1000 s; Ctrl-C again ends it now\n"
+            line = "stopping: 1 turn has up to 1000 s; a second signal ends it now\n"
             assert process.stdout.readline() == line
             end = time.monotonic() + 30
             while process.poll() is None and time.monotonic() < end:  # close ones count as one
@@ -136,6 +136,7 @@ def test_second_serve_names_the_first(place: Place) -> None:
 def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
     with place.serving():
         assert place.run("sessions", "ls").stdout == "no sessions\n"
+        assert place.run("sessions", "ls", "zz").stdout == "no sessions that start with 'zz'\n"
         flags = ("--session", "trip", "--temperature", "0", "--max-tokens", "8")
         first = place.run("chat", *flags, stdin="hello\n")
         assert first.returncode == 0, first.stderr
