@@ -68,7 +68,7 @@ def _check_exactly_one(names: tuple[str, ...], values: Mapping[str, Any]) -> Non
         found = " and ".join(given) or "none of them"
         listed = f"{', '.join(names[:-1])} and {names[-1]}"
         raise InvalidRequest(
-            " | ".join(names), found, "exactly one of them", message=f"give one of {listed}"
+            " | ".join(names), found, "exactly one of them", message=f"give exactly one of {listed}"
         )
 
 

@@ -61,6 +61,8 @@ def test_an_empty_name_is_refused_as_what_it_is(request_of):
 
 @pytest.mark.parametrize("given", [{}, {"text": "a", "tokens": (1,)}])
 def test_a_turn_with_none_or_two_of_its_kinds_is_told_to_give_one(given):
-    with pytest.raises(InvalidRequest, match=r"^give one of text, messages and tokens$") as caught:
+    with pytest.raises(
+        InvalidRequest, match=r"^give exactly one of text, messages and tokens$"
+    ) as caught:
         check_request(m.Turn(1, session="a", **given), LIMITS)
     assert caught.value.details["field"] == "text | messages | tokens"
