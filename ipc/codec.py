@@ -111,6 +111,8 @@ def encode_request(request: m.Request, limits: LimitsConfig) -> bytes:
     try:
         sampling = values.get("sampling")
         if sampling is not None:
+            if not isinstance(sampling, SamplingParams):
+                raise InvalidRequest("sampling", sampling, "SamplingParams(...)")
             values["sampling"] = _differing(sampling)
         if isinstance(request, m.Import):
             values |= {

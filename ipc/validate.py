@@ -18,6 +18,7 @@ from sessionkv.ipc import limits as bounds
 from sessionkv.ipc import messages as m
 from sessionkv.types import TOKEN_BYTES, NodeRecord, SamplingParams, unpack_tokens, utf8_bytes
 from sessionkv.types.portable import PortableSession, node_from_map, session_from_map
+from sessionkv.types.words import number
 
 R = TypeVar("R", bound=m.Request)
 Check = Callable[[str, Any, LimitsConfig], Any]
@@ -47,7 +48,8 @@ def build_request(cls: type[R], values: Mapping[str, Any], limits: LimitsConfig)
     try:
         for name in _REQUIRED.get(cls, ()):
             if values.get(name) is None:
-                raise InvalidRequest(name, None, "a value, and not an empty one")
+                # A field that is left out and an empty one are the same on the wire.
+                _CHECKS[cls][name](name, "", limits)
         _check_exactly_one(_EXACTLY_ONE.get(cls, ()), values)
         made = {
             name: check(name, values[name], limits)
@@ -64,7 +66,10 @@ def _check_exactly_one(names: tuple[str, ...], values: Mapping[str, Any]) -> Non
     given = [name for name in names if values.get(name) is not None]
     if names and len(given) != 1:
         found = " and ".join(given) or "none of them"
-        raise InvalidRequest(" | ".join(names), found, "exactly one of them")
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        raise InvalidRequest(
+            " | ".join(names), found, "exactly one of them", message=f"give exactly one of {listed}"
+        )
 
 
 def _refuse(name: str, value: object, allowed: str) -> NoReturn:
@@ -95,7 +100,8 @@ def _session_name(name: str, value: Any, limits: LimitsConfig) -> str:
         _refuse(name, value, "a string")
     size = utf8_bytes(name, value)
     if not 1 <= size <= limits.session_name_bytes:
-        _refuse(name, f"{size} bytes long", f"1 to {limits.session_name_bytes} bytes")
+        found = f"{size} bytes long" if size else ""
+        _refuse(name, found, f"1 to {limits.session_name_bytes} bytes")
     if "\0" in value:
         _refuse(name, value, "a name without NUL")
     return value
@@ -117,7 +123,7 @@ def _integer(low: int, high: int) -> Check:
 def _seconds(high: float) -> Check:
     def check(name: str, value: Any, limits: LimitsConfig) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
-            _refuse(name, value, f"seconds above 0 and at most {high:g}")
+            _refuse(name, value, f"seconds above 0 and at most {number(high)}")
         return float(value)
 
     return check

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from sessionkv.errors import ConfigError
+from sessionkv.types.words import number
 
 MIB = 1024**2
 GIB = 1024**3
@@ -30,7 +31,7 @@ ENV_PREFIX = "SESSIONKV_"
 
 def _range(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise ConfigError(name, value, f"from {low:g} to {high:g}")
+        raise ConfigError(name, value, f"from {number(low)} to {number(high)}")
 
 
 @dataclass(frozen=True, slots=True)

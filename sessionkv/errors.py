@@ -102,11 +102,16 @@ class InvalidRequest(RequestError):
 
     code = "invalid_request"
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        """Name the field, the value and what is allowed."""
+    def __init__(
+        self, field: str, value: object, allowed: str, *, message: str | None = None
+    ) -> None:
+        """Name the field, the value and what is allowed; ``message`` where that reads badly."""
         shown = _shown(value)
         super().__init__(
-            f"{field} is {shown}; allowed: {allowed}", field=field, value=shown, allowed=allowed
+            message or f"{field} is {shown}; allowed: {allowed}",
+            field=field,
+            value=shown,
+            allowed=allowed,
         )
 
 

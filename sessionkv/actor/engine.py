@@ -17,7 +17,7 @@ from sessionkv.config import EngineConfig, LimitsConfig
 from sessionkv.engine.build import BuiltEngine, ProgressSink, build_engine
 from sessionkv.engine.draining import log_undone
 from sessionkv.engine.messages import CoreMessage, CoreStopped
-from sessionkv.errors import EngineClosed, SessionKVError, TurnFailed
+from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError, TurnFailed
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_request
 from sessionkv.ipc.outbox import Outbox
@@ -41,6 +41,7 @@ class _FrontThread:
         self._front: Front | None = None
         self._sink: ReplySink | None = None
         self._closed = False
+        self._left_undecided = False
 
     # Transport: the client's side
 
@@ -122,6 +123,9 @@ class _FrontThread:
             front.replies.clear()
             for reply in self._outbox.take_ready():
                 sink.deliver(reply)
+            if self._left_undecided:
+                what = "the engine ended while its journal did not answer; it may have stored this"
+                sink.lost(ConnectionLost(what), final=True)
 
     def _take_in(self, front: Front, timeout_s: float) -> bool:
         """Everything that has come; whether core has stopped."""
@@ -134,6 +138,7 @@ class _FrontThread:
                         front.on_core(message)
                         if isinstance(message, CoreStopped):
                             stopped = True
+                            self._left_undecided = bool(message.undecided)
                             if message.drained is not None:
                                 log_undone(message.drained)
                 elif isinstance(item, wire.Bye):

@@ -385,9 +385,10 @@ class Front:
     def _core_stopped(self, message: CoreStopped) -> None:
         error = message.error or EngineClosed("the engine is closed")
         self._closed = error
-        for turn in list(self._turns.values()):
+        undecided = frozenset(message.undecided)  # whose clients learn it from the connection's end
+        for turn in [t for i, t in self._turns.items() if i not in undecided]:
             self._end(turn, wire.Failure.of(0, error))
-        for call_id in list(self._calls):
+        for call_id in self._calls.keys() - undecided:
             self._call_done(CallDone(call_id, error=error))
 
     def _new_id(self) -> int:

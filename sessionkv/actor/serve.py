@@ -60,7 +60,8 @@ def run_serve(
         on_drained: Called at the end of a drain with what it left undone; else that is logged.
 
     Returns:
-        0 after a drain or an interrupted start, 1 where core or front failed.
+        0 after a drain, 1 where core or front failed or the journal did not answer, and where a
+        signal ended the start 128 and its number, as in a shell.
 
     Raises:
         EngineRunning: Somebody serves the endpoint already.
@@ -81,8 +82,8 @@ def run_serve(
             host = CoreHost(built, config, front.link, source=front.link)
             try:
                 front.begin(StartFront(listener.endpoint, host.setup))
-                _on_signals(front.stop)
-                if starting.interrupted:
+                _on_signals(lambda number: front.stop())
+                if starting.signal is not None:
                     raise _Interrupted
                 _settle_memory()
                 host.start()
@@ -95,7 +96,7 @@ def run_serve(
                 host.close()
             return _result(front, on_drained)
     except _Interrupted:
-        return 0
+        return 128 + (starting.signal or 0)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -108,8 +109,9 @@ def _result(front: FrontProcess, on_drained: Callable[[DrainReport], None] | Non
         from sessionkv.engine.draining import log_undone
 
         (on_drained or log_undone)(stopped.drained)
-    failed = front.is_lost or stopped is None or stopped.error is not None
-    return 1 if failed else 0
+    if front.is_lost or stopped is None or stopped.error is not None:
+        return 1
+    return 1 if stopped.drained is not None and stopped.drained.unanswered_commits else 0
 
 
 def _set_thread_environment(config: EngineConfig) -> None:
@@ -133,11 +135,11 @@ class _Starting:
     """What a signal does while the engine is being started: end that, wherever it is."""
 
     def __init__(self) -> None:
-        self.interrupted = False
+        self.signal: int | None = None
 
-    def interrupt(self) -> None:
+    def interrupt(self, number: int) -> None:
         """Raise out of whatever runs; noted too, since a finaliser would swallow it."""
-        self.interrupted = True
+        self.signal = self.signal or number
         raise _Interrupted
 
 
@@ -147,9 +149,9 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def _on_signals(action: Callable[[], None]) -> dict[int, Any]:
-    """Make SIGTERM and SIGINT do ``action``; returns what they did before."""
+def _on_signals(action: Callable[[int], None]) -> dict[int, Any]:
+    """Have ``action`` called with SIGTERM and SIGINT; returns what they did before."""
     return {
-        number: signal.signal(number, lambda *_: action())
+        number: signal.signal(number, lambda number, frame: action(number))
         for number in (signal.SIGTERM, signal.SIGINT)
     }

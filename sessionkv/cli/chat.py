@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sessionkv.cli import output
 from sessionkv.cli.chat_commands import HELP, ChatQuit, Commands
 from sessionkv.cli.connect import connect
-from sessionkv.cli.settings import config_from
+from sessionkv.cli.settings import ENGINE_FLAGS, config_from
 from sessionkv.cli.usage import WrongUsage
 from sessionkv.config import user_cache_dir
 from sessionkv.errors import ConnectionLost, EngineClosed, RequestError, TurnError
@@ -52,10 +52,13 @@ def _client(args: argparse.Namespace, stack: ExitStack) -> Client:
     remarks = output.stderr()
     if args.model is None:
         try:
-            return stack.enter_context(connect(args))
+            client = stack.enter_context(connect(args))
         except ConnectionLost:
             if args.endpoint:
                 raise
+        else:
+            _check_engine_flags(args)
+            return client
     from sessionkv.cli.progress import StartProgress
     from sessionkv.client.launch import launch
 
@@ -65,6 +68,27 @@ def _client(args: argparse.Namespace, stack: ExitStack) -> Client:
         engine = launch(config=config, on_progress=progress.update)
     stack.enter_context(engine)
     return engine.client()
+
+
+def _check_engine_flags(args: argparse.Namespace) -> None:
+    """A running engine takes no flags: one that chose other conversations is an error.
+
+    Raises:
+        WrongUsage: A store is named.
+    """
+    from sessionkv.ipc.endpoint import default_endpoint
+    from sessionkv.ipc.starting import serving_pid
+
+    engine = f"the running engine (pid {serving_pid(args.endpoint or default_endpoint())})"
+    if args.store is not None:
+        raise WrongUsage(
+            f"--store is not for {engine}, which has its own; leave it out, stop that engine, or "
+            "give --model too for a private one"
+        )
+    ignored = [f"--{name.replace('_', '-')}" for name in ENGINE_FLAGS if getattr(args, name)]
+    if ignored:
+        words = f"{engine} keeps its settings; ignored: {', '.join(ignored)}"
+        output.stderr().print(words, style="dim", markup=False)
 
 
 class Chat:

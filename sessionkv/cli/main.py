@@ -1,6 +1,7 @@
 """Entry point of the command line: parses, runs one command, turns errors into one line.
 
-Exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted,
+143 ``serve`` terminated before it was ready.
 
 Imports nothing heavy: commands are modules of this package with a ``run(args)`` that are imported
 when they are asked for.

@@ -8,7 +8,8 @@ from sessionkv import __version__
 from sessionkv.config import DEFAULT_MODEL
 
 _EPILOG = """\
-exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted
+exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted,
+143 terminated (serve, before it is ready)
 
 Every field of the configuration can be set by a flag or --set, by the environment
 (SESSIONKV_CACHE__HOST_BYTES=1GiB) or in the file given with --config, in this order of precedence;
@@ -46,7 +47,8 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         help="start the engine on a local socket",
         description="Start the engine on a local socket and serve until SIGTERM or Ctrl-C; then "
         "running turns end or are cancelled, dirty blocks are written, and the exit code is 0. A "
-        "second signal ends that soon.",
+        'second signal ends that soon. A signal that comes before "ready" was printed ends the '
+        "start; the exit code is then 130 (Ctrl-C) or 143 (SIGTERM).",
     )
     parser.set_defaults(module="serve")
     parser.add_argument(
@@ -243,7 +245,10 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
         help="any field of the configuration: cache.block_size=32",
     )  # fmt: skip
-    group.add_argument("--store", metavar="DIR", help="directory of journal and blocks")
+    group.add_argument("--store", metavar="DIR", 
+        help="directory of journal and blocks ($XDG_DATA_HOME/sessionkv, else "
+        "~/.local/share/sessionkv)",
+    )  # fmt: skip
     group.add_argument(
         "--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda or cuda:N"
     )

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C, drain, return 0."""
+    """Serve until SIGTERM or Ctrl-C, drain, return 0; 143 or 130 for one before it is ready."""
     from sessionkv.actor.serve import run_serve
 
     config = config_from(args)
+    again = "Ctrl-C again" if sys.stdin.isatty() else "a second signal"
     with StartProgress() as progress:
 
         def ready(info: Mapping[str, Any]) -> None:
@@ -31,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.flush()
 
         def stopping(turns: int) -> None:
-            output.stdout().print(waiting(turns, config.limits.drain_s), markup=False)
+            output.stdout().print(waiting(turns, config.limits.drain_s, again=again), markup=False)
             sys.stdout.flush()
 
-        return run_serve(
+        code = run_serve(
             config,
             args.endpoint,
             on_ready=ready,
@@ -42,15 +43,18 @@ def run(args: argparse.Namespace) -> int:
             on_stopping=stopping,
             on_drained=lambda left: output.stdout().print(ending(left), markup=False),
         )
+    if code > 128:
+        output.stderr().print("stopped before it was ready", markup=False)
+    return code
 
 
-def waiting(turns: int, drain_s: float) -> str:
-    """The line at the begin of a drain that takes a while."""
+def waiting(turns: int, drain_s: float, *, again: str) -> str:
+    """The line at the begin of a drain that takes a while; ``again`` is what cuts it short."""
     if not turns:
-        return f"stopping: KV is written for up to {drain_s:g} s; Ctrl-C again ends it now"
+        return f"stopping: KV is written for up to {drain_s:g} s; {again} ends it now"
     have, them = ("has", "it") if turns == 1 else ("have", "them")
     count = output.count(turns, "turn")
-    return f"stopping: {count} {have} up to {drain_s:g} s; Ctrl-C again ends {them} now"
+    return f"stopping: {count} {have} up to {drain_s:g} s; {again} ends {them} now"
 
 
 def ending(left: DrainReport) -> str:
@@ -64,6 +68,9 @@ def ending(left: DrainReport) -> str:
         size = output.size(left.unwritten_bytes)
         undone.append(f"{blocks} ({size}) of sessions {are} not on disk")
         rest = "; the journal has their turns"
+    if left.unanswered_commits:
+        changes = output.count(left.unanswered_commits, "change")
+        undone.append(f"the journal did not answer {changes}, which it may have stored or not")
     if not undone:
         return "stopped"
     return f"stopped after {left.drain_s:g} s: {' and '.join(undone)}{rest}"

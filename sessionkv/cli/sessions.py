@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry out one action and print what came of it."""
     with connect(args) as client:
         if args.action == "ls":
-            _print_list(client.sessions(args.prefix), as_json=args.json)
+            _print_list(client.sessions(args.prefix), args.prefix, as_json=args.json)
         elif args.action == "rm":
             client.delete(args.session)
             _print_removed(args.session, as_json=args.json)
@@ -55,13 +55,14 @@ def _act(client: Client, args: argparse.Namespace) -> SessionInfo:
     return session.info()  # what it holds in each tier comes with this answer alone
 
 
-def _print_list(sessions: list[SessionInfo], *, as_json: bool) -> None:
+def _print_list(sessions: list[SessionInfo], prefix: str, *, as_json: bool) -> None:
     if as_json:
         output.print_json([asdict(info) for info in sessions])
     elif sessions:
         output.stdout().print(sessions_table(sessions))
     else:
-        output.stdout().print("no sessions")
+        which = f" that start with {prefix!r}" if prefix else ""
+        output.stdout().print(f"no sessions{which}", markup=False)
 
 
 def _print_removed(name: str, *, as_json: bool) -> None:

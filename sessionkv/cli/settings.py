@@ -22,6 +22,8 @@ _FLAGS = {
     "threads": "threads",
     "log_level": "log_level",
 }
+ENGINE_FLAGS = ("config", "set", *(name for name in _FLAGS if name != "model"), "offline")
+"""What an engine that is started would take of the command line, beside its model."""
 
 
 def overrides_from(args: argparse.Namespace) -> dict[str, Any]:

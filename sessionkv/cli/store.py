@@ -69,11 +69,14 @@ def _print_verified(directory: StoreDirectory, found: Verified, repaired: int) -
     if more > 0:
         console.print(f"and {more:,} more")
     if repaired:
-        console.print(f"{repaired:,} damaged KV records removed; their turns are computed again")
+        records = output.count(repaired, "damaged KV record")
+        console.print(f"{records} removed; their turns are computed again")
     console.print(
-        f"{directory.path}: {found.sessions:,} sessions, {found.turns:,} turns, {found.keys:,} "
-        f"keys, {found.blocks:,} KV blocks in {found.block_stores:,} block stores: "
-        + (f"{len(found.problems):,} problems" if found.problems else "all sound"),
+        f"{directory.path}: {output.count(found.sessions, 'session')}, "
+        f"{output.count(found.turns, 'turn')}, {output.count(found.keys, 'key')}, "
+        f"{output.count(found.blocks, 'KV block')} in "
+        f"{output.count(found.block_stores, 'block store')}: "
+        + (output.count(len(found.problems), "problem") if found.problems else "all sound"),
         markup=False,
     )
 
@@ -241,9 +244,10 @@ def _is_wanted(plan: _Plan) -> bool:
     """
     if not sys.stdin.isatty():
         raise WrongUsage("nobody can be asked here; give --yes")
-    what = f"{output.size(plan.num_bytes)} of KV in {len(plan.folders):,} block stores"
+    what = f"{output.size(plan.num_bytes)} of KV in "
+    what += output.count(len(plan.folders), "block store")
     if plan.heads:
-        what += f" and {len(plan.heads):,} SESSIONS with all their turns"
+        what += f" and {output.count(len(plan.heads), 'session').upper()} with all their turns"
     output.stderr().print(f"delete {what}? [y/N] ", end="", markup=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -261,7 +265,7 @@ def _print_purged(args: argparse.Namespace, plan: _Plan) -> None:
         return
     text = f"deleted {output.size(plan.num_bytes)} of KV in {len(plan.folders):,} block stores"
     if args.sessions:
-        text += f" and {len(plan.heads):,} sessions"
+        text += f" and {output.count(len(plan.heads), 'session')}"
     elif plan.journal_damage is None:
         text += "; all sessions stay"
     else:

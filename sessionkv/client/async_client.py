@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from sessionkv.client.assemble import answer, failure
 from sessionkv.client.async_stream import AsyncStream, Awaited, Leave
 from sessionkv.client.core import ClientCore, socket_transport
-from sessionkv.client.options import GenerateOptions, TurnOptions, given
+from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
 from sessionkv.ipc import messages as wire
@@ -71,7 +71,7 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> TurnResult:
         """Generate without a session; what was seen before is found in the cache all the same."""
-        fields = given(prompt=prompt, messages=messages, tokens=tokens, **options)
+        fields = given_turn(options, prompt=prompt, messages=messages, tokens=tokens)
         return await self._finish(Awaited(self._core, wire.Generate, fields), self._abandon)
 
     def stream_generate(
@@ -83,7 +83,7 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
         """As :meth:`generate`, piece by piece; starts with the first event that is awaited."""
-        fields = given(prompt=prompt, messages=messages, tokens=tokens, stream=True, **options)
+        fields = given_turn(options, prompt=prompt, messages=messages, tokens=tokens, stream=True)
 
         async def start() -> Awaited:
             return Awaited(self._core, wire.Generate, fields)
@@ -195,9 +195,10 @@ class AsyncSession:
         tokens: Sequence[int] | None = None,
         **options: Unpack[TurnOptions],
     ) -> AsyncStream:
-        """As :meth:`turn`, piece by piece; leaving early cancels the turn.
+        """As :meth:`turn`, piece by piece.
 
-        It starts with the first event that is awaited.
+        Leaving early cancels the turn, and the session is as before it. It starts with the first
+        event that is awaited.
         """
 
         async def start() -> Awaited:
@@ -254,13 +255,13 @@ class AsyncSession:
         stream: bool = False,
     ) -> Awaited:
         await self._settle()
-        fields = given(
+        fields = given_turn(
+            options,
             session=self.name,
             text=text,
             messages=messages,
             tokens=tokens,
             stream=stream,
-            **options,
         )
         return Awaited(self._core, wire.Turn, fields)
 

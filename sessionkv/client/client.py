@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 
 from sessionkv.client.assemble import answer, failure
 from sessionkv.client.core import ClientCore, socket_transport
-from sessionkv.client.options import GenerateOptions, TurnOptions, given
+from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.pending import Pending
 from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
 from sessionkv.client.stream import Leave, Stream
@@ -102,7 +102,7 @@ class Client:
             tokens: Ids as they are.
             **options: See :class:`~sessionkv.client.options.GenerateOptions`.
         """
-        fields = given(prompt=prompt, messages=messages, tokens=tokens, **options)
+        fields = given_turn(options, prompt=prompt, messages=messages, tokens=tokens)
         return self._finish(self._core.submit(wire.Generate, fields), self._core.abandon)
 
     def stream_generate(
@@ -114,7 +114,7 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Stream:
         """As :meth:`generate`, piece by piece."""
-        fields = given(prompt=prompt, messages=messages, tokens=tokens, stream=True, **options)
+        fields = given_turn(options, prompt=prompt, messages=messages, tokens=tokens, stream=True)
         pending = self._core.submit(wire.Generate, fields)
         return Stream(self, self._core, pending, self._core.abandon)
 
@@ -236,7 +236,10 @@ class Session:
         tokens: Sequence[int] | None = None,
         **options: Unpack[TurnOptions],
     ) -> Stream:
-        """As :meth:`turn`, piece by piece; leaving the iteration early cancels the turn."""
+        """As :meth:`turn`, piece by piece.
+
+        Leaving the iteration early cancels the turn, and the session is as before it.
+        """
         pending = self._submit(text, messages, tokens, options, stream=True)
         return Stream(self._client, self._core, pending, self._leave)
 
@@ -311,13 +314,13 @@ class Session:
         stream: bool = False,
     ) -> Pending:
         self._settle()
-        fields = given(
+        fields = given_turn(
+            options,
             session=self.name,
             text=text,
             messages=messages,
             tokens=tokens,
             stream=stream,
-            **options,
         )
         return self._core.submit(wire.Turn, fields)
 

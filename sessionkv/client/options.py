@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields as fields_of
 from typing import Any, Literal, TypedDict
 
 from sessionkv.types import SamplingParams
+
+_SAMPLING = frozenset(item.name for item in fields_of(SamplingParams))
 
 
 class _Common(TypedDict, total=False):
@@ -50,3 +53,15 @@ class GenerateOptions(_Common, total=False):
 def given(**fields: Any) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def given_turn(options: Mapping[str, object], **fields: Any) -> dict[str, Any]:
+    """The fields and options of a turn or generation that are not None.
+
+    Raises:
+        TypeError: An option is a field of the sampling parameters; it says where that belongs.
+    """
+    for name in options:
+        if name in _SAMPLING:
+            raise TypeError(f"{name} belongs in sampling=SamplingParams({name}=...)")
+    return given(**fields, **options)

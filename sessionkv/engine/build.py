@@ -30,7 +30,15 @@ from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.runner import Runner
 from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.scheduler import Scheduler
-from sessionkv.engine.sizing import MachineMemory, MemoryPlan, measure, plan_memory, step_budget
+from sessionkv.engine.sizing import (
+    MachineMemory,
+    MemoryPlan,
+    check_memory,
+    measure,
+    memory_for,
+    plan_memory,
+    step_budget,
+)
 from sessionkv.engine.staging import STAGING_BYTES
 from sessionkv.errors import ConfigError, StoreUnavailable
 from sessionkv.store.block_store import BlockStore
@@ -186,7 +194,8 @@ def _build_parts(
             disk_bytes, disk_off = 0, str(error)
     store = StoreWorker(journal, blocks, inbox, gates=gates)
     stack.callback(store.close, config.limits.drain_s)
-    arena = HostArena(num_host_blocks, geometry.block_bytes)
+    with memory_for("cache.host_bytes", num_host_blocks * geometry.block_bytes):
+        arena = HostArena(num_host_blocks, geometry.block_bytes)
     staging_bytes = min(STAGING_BYTES, disk_bytes, runner.num_blocks * geometry.block_bytes)
     mover = Mover(runner.memory, arena, store, inbox, staging_bytes=staging_bytes, gates=gates)
     stack.callback(mover.close, config.limits.drain_s)
@@ -247,6 +256,7 @@ def _choose(config: EngineConfig, store: Path, progress: ProgressSink) -> _Chose
     from sessionkv.model.prepare import prepare_model
 
     # Asked before a download, which may take long.
+    check_memory(config.cache, machine)
     device = pick_device(config.device, 0 if config.device == "cpu" else count_gpus())
     if device.type == "cpu" and config.dtype not in ("auto", "float32"):
         raise ConfigError("dtype", config.dtype, "auto or float32 on the CPU")

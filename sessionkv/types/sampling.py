@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from sessionkv.errors import InvalidRequest
 from sessionkv.types.utf8 import utf8_bytes
+from sessionkv.types.words import number
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
@@ -119,7 +120,7 @@ def _number(name: str, value: object, low: float, high: float, *, above: bool = 
         if low <= value <= high and not (above and value == low):  # false for what is not finite
             return
         is_number = isinstance(value, int) or math.isfinite(value)
-    allowed = f"{'above' if above else 'from'} {low:g} to {high:g}"
+    allowed = f"{'above' if above else 'from'} {number(low)} to {number(high)}"
     raise InvalidRequest(f"sampling.{name}", value, allowed if is_number else f"a number {allowed}")
 
 

@@ -103,7 +103,7 @@ def test_a_second_interrupt_ends_the_turns_that_the_first_waits_for(place: Place
             stream = client.open("a").stream("x", sampling=SamplingParams(ignore_eos=True))
             next(stream)
             process.send_signal(signal.SIGINT)
-            line = "stopping: 1 turn has up to 1000 s; Ctrl-C again ends it now\n"
+            line = "stopping: 1 turn has up to 1000 s; a second signal ends it now\n"
             assert process.stdout.readline() == line
             end = time.monotonic() + 30
             while process.poll() is None and time.monotonic() < end:  # close ones count as one
@@ -136,6 +136,7 @@ def test_second_serve_names_the_first(place: Place) -> None:
 def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
     with place.serving():
         assert place.run("sessions", "ls").stdout == "no sessions\n"
+        assert place.run("sessions", "ls", "zz").stdout == "no sessions that start with 'zz'\n"
         flags = ("--session", "trip", "--temperature", "0", "--max-tokens", "8")
         first = place.run("chat", *flags, stdin="hello\n")
         assert first.returncode == 0, first.stderr
@@ -158,6 +159,22 @@ def test_chat_sessions_and_stats_of_the_running_engine(place: Place) -> None:
         assert place.run("stats").returncode == 0
         doctor = place.run("doctor", "--offline")
         assert f"{place.endpoint}: running" in " ".join(doctor.stdout.split())
+
+
+def test_chat_with_a_running_engine_refuses_a_store_and_names_the_flags_it_ignores(
+    place: Place,
+) -> None:
+    with place.serving() as (process, _):
+        engine = f"the running engine (pid {process.pid})"
+        refused = place.run("chat", "--store", str(place.store), stdin="hello\n")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"--store is not for {engine}" in refused.stderr
+        flags = ("--threads", "1", "--device", "cpu", "--set", "cache.block_size=4")
+        told = place.run("chat", *flags, "--max-tokens", "4", stdin="hello\n")
+        assert told.returncode == 0
+        first = told.stderr.splitlines()[0]
+        assert first == f"{engine} keeps its settings; ignored: --set, --device, --threads"
+        assert "ignored" not in place.run("chat", "--max-tokens", "4", stdin="hello\n").stderr
 
 
 def test_chat_starts_a_private_engine_that_remembers(place: Place) -> None:

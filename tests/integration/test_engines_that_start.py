@@ -70,10 +70,11 @@ def loading(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     environ = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
     with short_endpoint() as endpoint:
         args = ["serve", "checksum", "--endpoint", endpoint, "--store", str(folder / "store")]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sessionkv", *args],
-            cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+        with (folder / "errors").open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sessionkv", *args],
+                cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
         assert process.stdout is not None
         with process.stdout:
             try:
@@ -114,6 +115,18 @@ def test_commands_wait_until_it_answers(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         _, errors = listing.communicate(timeout=60)
         assert (listing.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_it_is_ready_is_said_and_seen_in_the_exit_code(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    with loading(tmp_path) as (_, engine):
+        engine.send_signal(number)
+        assert engine.wait(30) == code
+        assert engine.stdout is not None
+        assert engine.stdout.read() == ""
+    assert (tmp_path / "errors").read_text() == "stopped before it was ready\n"
 
 
 def test_commands_end_with_the_engine_they_wait_for(tmp_path: Path) -> None:

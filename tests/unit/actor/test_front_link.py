@@ -86,6 +86,7 @@ MESSAGES: tuple[Any, ...] = (
     m.CallDone(5, error=TurnFailed("no")),
     m.CoreStopped(),
     m.CoreStopped(TurnFailed("x"), m.DrainReport(1, 2, 3, 4.5)),
+    m.CoreStopped(None, m.DrainReport(1, 2, 3, 4.5, 6), (7, 8)),
     FrontStarted(TurnFailed("x")),
     FrontStarted(),
     FrontEnded(),

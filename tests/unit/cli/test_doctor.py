@@ -69,9 +69,16 @@ def test_products_go_as_serve_would_compute_them(
 
 
 def test_size_up_says_when_the_weights_do_not_fit() -> None:
-    found = list(size_up(CONFIG, SPEC, MachineMemory(900 * 1024, 2**40)))
+    config = replace(CONFIG, cache=replace(CONFIG.cache, host_bytes=2**16))
+    found = list(size_up(config, SPEC, MachineMemory(900 * 1024, 2**40)))
     [problem] = [finding for finding in found if finding.advice]
     assert problem.text == "the weights need 788.0 KiB of 900.0 KiB available"
+
+
+def test_size_up_says_when_a_tier_does_not_fit() -> None:
+    config = replace(CONFIG, cache=replace(CONFIG.cache, host_bytes=2**34 + 2**30))
+    [problem] = [f for f in size_up(config, SPEC, MachineMemory(2**34, 2**40)) if f.advice]
+    assert problem.text.startswith("cache.host_bytes is 17.0 GiB; allowed: at most 16.0 GiB")
 
 
 def test_size_up_says_that_the_window_shrinks() -> None:

@@ -232,7 +232,7 @@ def test_a_limit_that_nothing_can_work_with_is_refused(
 ) -> None:
     name, _, value = setting.partition("=")
     assert main(["config", "show", "--set", setting]) == 2
-    assert f"{name} is {value}; allowed: from {lowest} to " in capsys.readouterr().err
+    assert f"{name} is {value}; allowed: from {lowest:,} to " in capsys.readouterr().err
     assert main(["config", "show", "--set", f"{name}={lowest}"]) == 0
 
 

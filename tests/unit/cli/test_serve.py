@@ -34,4 +34,5 @@ def test_the_last_line_says_what_was_left_undone(left: DrainReport, line: str) -
     ],
 )
 def test_the_first_line_of_a_drain_says_what_is_waited_for(turns: int, line: str) -> None:
-    assert waiting(turns, 10.0) == line
+    assert waiting(turns, 10.0, again="Ctrl-C again") == line
+    assert "; a second signal ends " in waiting(turns, 10.0, again="a second signal")

@@ -266,7 +266,7 @@ def test_sessions_are_purged_only_when_named(tmp_path: Path, run: Any) -> None:
         "store", "purge", "--store", path, "--sessions", "--older-than", "1d", "--yes"
     )
     assert code == 0
-    assert "and 1 sessions" in out
+    assert out.endswith("and 1 session\n")
     assert _left(path) == ([1, 3], ["new"], 1)
     assert run("store", "purge", "--store", path, "--sessions", "--yes")[0] == 0
     assert _left(path) == ([], [], 0)

@@ -427,3 +427,42 @@ def test_a_reply_after_its_loop_is_gone_harms_nothing(engine):
     asyncio.run(start_and_leave())
     assert asyncio.run(client.generate(prompt="on")).text == "on"
     asyncio.run(client.close())
+
+
+CALLS = ("turn", "stream", "generate", "stream_generate")
+
+
+def run_call(client: Client, name: str, **options: object) -> None:
+    """``client.NAME("hi", **options)``, or the session's."""
+    on = client.session("s") if name in ("turn", "stream") else client
+    getattr(on, name)("hi", **options)
+
+
+async def run_async_call(endpoint: str, name: str, **options: object) -> None:
+    async with AsyncClient(endpoint) as client:
+        on = client.session("s") if name in ("turn", "stream") else client
+        found = getattr(on, name)("hi", **options)
+        await (anext(found) if "stream" in name else found)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_sampling_that_is_a_plain_map_is_refused_with_what_it_should_be(client, engine, name):
+    words = r"sampling is {'temperature': 0}; allowed: SamplingParams\(\.\.\.\)"
+    with pytest.raises(InvalidRequest, match=words):
+        run_call(client, name, sampling={"temperature": 0})
+    with pytest.raises(InvalidRequest, match=words):
+        asyncio.run(run_async_call(engine.endpoint, name, sampling={"temperature": 0}))
+    assert requests(engine) == []
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("option", ["max_tokens", "temperature", "stop"])
+def test_a_sampling_parameter_given_as_an_option_is_told_where_it_belongs(
+    client, engine, name, option
+):
+    words = rf"{option} belongs in sampling=SamplingParams\({option}=\.\.\.\)"
+    with pytest.raises(TypeError, match=words):
+        run_call(client, name, **{option: 3})
+    with pytest.raises(TypeError, match=words):
+        asyncio.run(run_async_call(engine.endpoint, name, **{option: 3}))
+    assert requests(engine) == []

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sessionkv.config import GIB, MIB, CacheConfig
+from sessionkv.config import GIB, MIB, CacheConfig, EngineConfig
+from sessionkv.engine.build import build_engine
 from sessionkv.engine.scheduler.batch import StepBudget
-from sessionkv.engine.sizing import MachineMemory, MemoryPlan, measure, plan_memory, step_budget
+from sessionkv.engine.sizing import (
+    MachineMemory,
+    MemoryPlan,
+    measure,
+    memory_for,
+    plan_memory,
+    step_budget,
+)
 from sessionkv.errors import ConfigError
 from sessionkv.types import KVGeometry
 
@@ -93,6 +102,48 @@ def test_no_room_for_one_block_is_refused_with_what_is_needed() -> None:
         plan(device_bytes=BLOCK)
     needed = int(str(caught.value).split("at least ")[1].split(" ")[0])
     assert plan(device_bytes=needed).num_device_blocks == 1
+
+
+@pytest.mark.parametrize("name", ["host_bytes", "device_bytes"])
+def test_a_tier_larger_than_memory_is_refused_with_what_there_is(name: str) -> None:
+    words = rf"cache.{name} is 900.0 GiB; allowed: at most 23.9 GiB, what this machine can give"
+    with pytest.raises(ConfigError, match=words):
+        plan(ram=24 * GIB - 1, **{name: 900 * GIB})
+    most = 24 * GIB
+    assert plan(ram=most, **{name: most}).num_host_blocks  # all of it may be asked for
+    with pytest.raises(ConfigError, match=f"cache.{name}"):
+        plan(ram=most, **{name: most + 1})
+
+
+def test_more_device_blocks_than_memory_holds_are_refused_with_how_many_it_does() -> None:
+    assert plan(ram=100 * BLOCK, device_blocks=100, host_bytes=0).num_device_blocks == 100
+    with pytest.raises(ConfigError, match=r"device_blocks is 101; allowed: at most 100, what"):
+        plan(ram=100 * BLOCK, device_blocks=101, host_bytes=0)
+
+
+def test_a_gpu_takes_its_pool_from_its_own_memory_and_the_host_tier_from_the_machines() -> None:
+    assert plan(ram=GIB, gpu=80 * GIB, device_bytes=60 * GIB).num_device_blocks == 60 * GIB // BLOCK
+    with pytest.raises(ConfigError, match=r"host_bytes is 2\.0 GiB; allowed: at most 1\.0 GiB"):
+        plan(ram=GIB, gpu=80 * GIB, host_bytes=2 * GIB)
+
+
+@pytest.mark.parametrize("name", ["host_bytes", "device_bytes"])
+def test_an_engine_with_a_tier_larger_than_memory_makes_no_store(tmp_path: Path, name: str) -> None:
+    store = tmp_path / "store"
+    cache = CacheConfig(**{name: 2**50})
+    with pytest.raises(ConfigError, match=rf"{name} is 1,048,576\.0 GiB; allowed: at most"):
+        build_engine(EngineConfig(model="checksum", store=store, cache=cache))
+    assert not store.exists()
+
+
+def test_memory_the_system_refuses_is_told_with_the_setting_that_asked_for_it() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"cache\.host_bytes is 3\.0 GiB; allowed: less"),
+        memory_for("cache.host_bytes", 3 * GIB),
+    ):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+    with pytest.raises(PermissionError), memory_for("cache.host_bytes", 3 * GIB):
+        raise PermissionError(errno.EACCES, "no")  # something else is not hidden
 
 
 def test_a_gpu_gives_nine_tenths_of_what_is_free_and_a_larger_host_tier() -> None:

@@ -47,3 +47,22 @@ def test_the_number_of_messages_is_bounded():
     messages = [{"role": "user", "content": "x"}] * 4097
     with pytest.raises(InvalidRequest, match="at most 4096"):
         check_request(m.Generate(1, messages=messages), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "request_of", [lambda name: m.Open(1, session=name), lambda name: m.Info(1, session=name)]
+)
+def test_an_empty_name_is_refused_as_what_it_is(request_of):
+    with pytest.raises(InvalidRequest, match=r"^session is ''; allowed: 1 to 4096 bytes$"):
+        check_request(request_of(""), LIMITS)
+    with pytest.raises(InvalidRequest, match=r"^session is '4097 bytes long'; allowed: 1 to 4096"):
+        check_request(request_of("x" * 4097), LIMITS)
+
+
+@pytest.mark.parametrize("given", [{}, {"text": "a", "tokens": (1,)}])
+def test_a_turn_with_none_or_two_of_its_kinds_is_told_to_give_one(given):
+    with pytest.raises(
+        InvalidRequest, match=r"^give exactly one of text, messages and tokens$"
+    ) as caught:
+        check_request(m.Turn(1, session="a", **given), LIMITS)
+    assert caught.value.details["field"] == "text | messages | tokens"

@@ -276,3 +276,15 @@ def test_a_broken_tokenizer_is_named(model: Path, tmp_path: Path) -> None:
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelBroken, match=str(model / "tokenizer.json")):
         prepare_model(str(model), cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("ref", ["SmolLM2-135M-Instruct", "SmolLM2-135M", "SMOLLM2-135m-instruct"])
+def test_the_packaged_model_answers_to_the_names_that_people_give_it(
+    ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelNotFound, match="is not here yet and offline is set"):
+        prepare_model(ref, cache_dir=tmp_path / "cache", offline=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ref).mkdir()
+    with pytest.raises(ModelNotFound, match=r"config\.json is missing"):  # a folder of that name
+        prepare_model(ref, cache_dir=tmp_path / "cache", offline=True)

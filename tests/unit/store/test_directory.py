@@ -114,3 +114,11 @@ def test_a_store_in_an_empty_folder_is_closed_to_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)  # meant so by whoever did it later
     StoreDirectory.open(tmp_path).close()
     assert tmp_path.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_file_is_no_store_and_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "README.md"
+    file.write_text("mine")
+    with pytest.raises(StoreUnavailable, match=r"README\.md is a file, not a directory$"):
+        StoreDirectory.open(file)
+    assert file.read_text() == "mine"
