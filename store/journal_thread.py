@@ -75,6 +75,7 @@ class JournalThread:
         self._changed = threading.Condition()
         self._waiting: deque[_Waiting | _Asked] = deque()
         self._closing = False
+        self._has_ended = self._is_left = False
         self._unlooked = _LOOK_EVERY
         self.figures: JournalFigures = journal.figures()
         # Failures so far, the failures that the submitter knows of, and which ticket was which.
@@ -129,7 +130,8 @@ class JournalThread:
         """Commit what waits until ``deadline_s`` (monotonic), refuse the rest.
 
         Returns:
-            Number of commits refused; None when the thread does not end (a disk that hangs).
+            Number of commits refused; None when the thread does not end (a disk that hangs): then
+            it closes the journal itself, should it ever.
         """
         with self._changed:
             self._closing = True
@@ -147,9 +149,19 @@ class JournalThread:
         # One transaction more at most: the queue is empty.
         self._thread.join(1.0)
         dropped = sum(isinstance(item, _Waiting) for item in left)
-        return None if self._thread.is_alive() else dropped
+        with self._changed:
+            self._is_left = not self._has_ended
+            return None if self._is_left else dropped
 
     def _run(self) -> None:
+        self._work()
+        with self._changed:
+            self._has_ended = True
+            if not self._is_left:
+                return
+        self._journal.close()
+
+    def _work(self) -> None:
         while True:
             with self._changed:
                 patience_s = _COPY_POLL_S if self._journal.is_compacting else None

@@ -131,7 +131,7 @@ sys.exit(run_serve(EngineConfig(model="checksum"), sys.argv[1]))
         child = subprocess.Popen([sys.executable, "-c", code, endpoint])
         wait_for_file(tmp_path / "loading")
         child.send_signal(number)
-        assert child.wait(10) == 0
+        assert child.wait(10) == 128 + number
 
 
 def test_closing_an_embedded_engine_waits_for_no_turn_of_its_only_client():
