@@ -7,6 +7,7 @@ and the disk is used again as soon as it answers.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def turns(engine: CheckedEngine, logs: dict[str, list[int]]) -> None:
         logs[name] = [*prompt, *reply.tokens]
 
 
+def wait_until_said(caplog: pytest.LogCaptureFixture, beginning: str) -> None:
+    """Core says it at its next look at the clock."""
+    deadline = time.monotonic() + 20.0
+    while not any(record.getMessage().startswith(beginning) for record in caplog.records):
+        assert time.monotonic() < deadline, f"nobody said: {beginning}"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("host_blocks", [0, 12])
 @pytest.mark.parametrize(
     "gate", ["disk_put_half", "before_index_commit", "before_lookup", "before_read"]
@@ -70,6 +79,7 @@ def test_turns_go_on_beside_a_disk_that_hangs(
         stats = engine.stats()
         assert "writes to disk" in stats["store"]["unanswered"]
         assert stats["ledger"]["lost_blocks"] > 0
+        wait_until_said(caplog, "writes to disk are not answered")
         disk.hangs = False
         disk.open(gate)
         engine.assert_ledger()
@@ -77,8 +87,10 @@ def test_turns_go_on_beside_a_disk_that_hangs(
         turns(engine, logs)
         engine.assert_ledger()
         said = [record.getMessage() for record in caplog.records]
+    # A slow answer may count as none here, as nothing is waited for long: each time is said once.
     for what in ("writes to disk", "reads from disk"):
-        assert said.count(f"{what} are answered again") <= 1
-    assert sum(line.startswith("writes to disk are not answered") for line in said) == 1
+        about = [line for line in said if line.startswith(what)]
+        assert ["again" in line for line in about] == [i % 2 == 1 for i in range(len(about))]
+    assert any(line.startswith("writes to disk are not answered") for line in said)
     with open_engine(config) as engine:
         turns(engine, logs)

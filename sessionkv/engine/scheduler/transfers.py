@@ -12,7 +12,7 @@ from sessionkv.engine.scheduler.kv import KVCache
 from sessionkv.engine.scheduler.policy import Lane
 from sessionkv.types import DiskReceipt, Tier, Transfer
 
-LATE_S = 5.0
+LATE_S = 30.0
 """A load unanswered for so long is not waited for: its sequence would seldom be computed slower."""
 LATE_FACTOR = 8
 """Nor before so many times what the load before it took for as many blocks."""
