@@ -48,23 +48,8 @@ class Ordered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
-    """A transfer under way.
-
-    Attributes:
-        moves: Which of its moves are copied; the others could not be.
-    """
-
-    transfer: Transfer
-    gate: str
-    started_s: float
-    moves: list[int]
-    attempt: CopyAttempt
-
-
-@dataclass(frozen=True, slots=True)
 class CopiesStarted:
-    """A fetch is under way; its answer follows when it has ended.
+    """The copies of a transfer are under way; its answer follows when they have ended.
 
     Attributes:
         moves: Which of its moves are copied; the others could not be.
@@ -82,8 +67,24 @@ class CopiesStarted:
         arrived = self.attempt.hold_steps()
         if arrived is None:
             return None
-        outcomes = _outcomes(self.transfer, self.moves, arrived)
-        return TransferResult(self.transfer.transfer_id, outcomes, 0.0)
+        return self.answer(arrived, 0.0)
+
+    def answer(self, arrived: Sequence[bool], elapsed_s: float) -> TransferResult:
+        """The transfer's, by whether each of its copies has arrived."""
+        outcomes = [MoveOutcome.IO_ERROR] * len(self.transfer.moves)
+        for i, has_arrived in zip(self.moves, arrived, strict=True):
+            if has_arrived:
+                outcomes[i] = MoveOutcome.OK
+        return TransferResult(self.transfer.transfer_id, tuple(outcomes), elapsed_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What a lane remembers of copies under way."""
+
+    copies: CopiesStarted
+    gate: str
+    started_s: float
 
 
 class MoverInbox(Protocol):
@@ -225,9 +226,10 @@ class CopyLane:
         copies = self._copies(transfer.moves, is_fetch=ordered.is_fetch)
         start = self._device.copy_in if ordered.is_fetch else self._device.copy_out
         attempt = CopyAttempt(start, list(copies.values()), ordered.fence)
-        self._started.append(_Started(transfer, gate, started_s, list(copies), attempt))
+        started = CopiesStarted(transfer, list(copies), attempt)
+        self._started.append(_Started(started, gate, started_s))
         if ordered.is_fetch and self._device.view is None:
-            self._inbox.put(CopiesStarted(transfer, list(copies), attempt))
+            self._inbox.put(started)
 
     def _copies(self, moves: Sequence[BlockMove], *, is_fetch: bool) -> dict[int, Copy]:
         """The copies of the moves whose host memory can be had, by place in ``moves``."""
@@ -243,24 +245,13 @@ class CopyLane:
     def _finish(self) -> None:
         """Answer the transfer that was started first."""
         done = self._started.popleft()
-        outcomes = _outcomes(done.transfer, done.moves, done.attempt.wait())
+        arrived = done.copies.attempt.wait()
         now_s = time.monotonic()
         # The transfer before may still have been under way when this one was started.
         elapsed_s = now_s - max(done.started_s, self._answered_s)
         self._answered_s = now_s
         self._gates.pass_through(f"after_{done.gate}")
-        self._inbox.put(TransferResult(done.transfer.transfer_id, outcomes, elapsed_s))
-
-
-def _outcomes(
-    transfer: Transfer, moves: Sequence[int], arrived: Sequence[bool]
-) -> tuple[MoveOutcome, ...]:
-    """Of all moves of a transfer, by whether those that were copied have arrived."""
-    outcomes = [MoveOutcome.IO_ERROR] * len(transfer.moves)
-    for i, has_arrived in zip(moves, arrived, strict=True):
-        if has_arrived:
-            outcomes[i] = MoveOutcome.OK
-    return tuple(outcomes)
+        self._inbox.put(done.copies.answer(arrived, elapsed_s))
 
 
 def refused(transfer: Transfer) -> TransferResult:
