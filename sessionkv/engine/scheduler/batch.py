@@ -44,13 +44,13 @@ class Batch:
     """
 
     __slots__ = (
-        "_kv", "_leaves", "_num_decodes", "_shared_budget", "_small", "budget", "by_turns",
-        "copies", "sequences", "starts", "steps",
+        "_kv", "_leaves", "_num_decodes", "_num_prompt_tokens", "_shared_budget", "_small",
+        "budget", "by_turns", "copies", "sequences", "starts", "steps",
     )  # fmt: skip
 
     def __init__(self, kv: KVCache, budget: StepBudget) -> None:
         self._kv = kv
-        self._num_decodes = 0
+        self._num_decodes = self._num_prompt_tokens = 0
         self._shared_budget = budget.shared
         self._small = budget.small
         self._leaves = False
@@ -115,7 +115,7 @@ class Batch:
         The first of a step would wait for the others, and these would be no sooner.
         """
         if self.by_turns and not self._leaves and not self.only_decodes:
-            planned = sum(len(step.token_ids) for step in self.steps)
+            planned = self._num_decodes + self._num_prompt_tokens
             wanted = min(len(sequence.token_ids), sequence.compute_limit) - sequence.num_computed
             self._leaves = planned <= self._small < planned + wanted
         return self._leaves
@@ -151,6 +151,7 @@ class Batch:
         if sequence.use_cache:
             self._kv.stage(sequence.seq_id, end)
         self.budget -= end - start
+        self._num_prompt_tokens += end - start
         return end - start
 
     def _next_blocks(self, sequence: Sequence, end: int) -> tuple[int, ...]:
