@@ -102,9 +102,9 @@ def _report_export(args: argparse.Namespace, counts: ExportCounts, num_turns: in
         )
         return
     console = output.stderr() if to_stdout else output.stdout()
-    parts = [_count(counts.sessions, "session"), _count(num_turns, "turn")]
+    parts = [output.count(counts.sessions, "session"), output.count(num_turns, "turn")]
     if args.kv:
-        parts.append(_count(counts.blocks, "KV block"))
+        parts.append(output.count(counts.blocks, "KV block"))
     size = "" if num_bytes is None else f", {output.size(num_bytes)}"
     console.print(f"exported {', '.join(parts)} to {args.output}{size}", markup=False)
 
@@ -144,7 +144,7 @@ def _import(args: argparse.Namespace) -> int:
         outcome.turns = contents.turns
     if contents.blocks and not args.kv:
         outcome.notes.append(
-            f"{_count(contents.blocks, 'KV block')} left out: a running engine takes the log "
+            f"{output.count(contents.blocks, 'KV block')} left out: a running engine takes the log "
             "alone; --kv takes them into the store of a stopped one"
         )
     _report_import(args, outcome)
@@ -242,11 +242,11 @@ def _into_store(
         outcome.blocks = kv.taken
         if kv.left_out:
             outcome.notes.append(
-                f"{_count(kv.left_out, 'KV block')} left out: they are of another model, dtype or "
+                f"{output.count(kv.left_out, 'KV block')} left out: they are of another model, dtype or "
                 "block size than this store's; the log is whole"
             )
         if kv.refused:
-            outcome.notes.append(f"{_count(kv.refused, 'KV block')} could not be stored")
+            outcome.notes.append(f"{output.count(kv.refused, 'KV block')} could not be stored")
     return outcome
 
 
@@ -257,7 +257,7 @@ def _saying_what_is_done(outcome: _Outcome) -> Iterator[None]:
         yield
     except SessionKVError as error:
         if outcome.sessions:
-            done = _count(len(outcome.sessions), "session")
+            done = output.count(len(outcome.sessions), "session")
             error.message += f"; {done} of the file had been imported before that"
         raise
 
@@ -275,7 +275,7 @@ def _refuse_taken(names: Iterable[str], taken: Iterable[str]) -> None:
 def _report_import(args: argparse.Namespace, outcome: _Outcome) -> None:
     if outcome.other_tokenizer:
         outcome.notes.append(
-            f"{_count(len(outcome.other_tokenizer), 'session')} of another tokenizer: the next "
+            f"{output.count(len(outcome.other_tokenizer), 'session')} of another tokenizer: the next "
             "turn of a chat encodes it anew; raw turns can be read, not continued"
         )
     if args.json:
@@ -289,9 +289,9 @@ def _report_import(args: argparse.Namespace, outcome: _Outcome) -> None:
             }
         )
         return
-    parts = [_count(len(outcome.sessions), "session"), _count(outcome.turns, "turn")]
+    parts = [output.count(len(outcome.sessions), "session"), output.count(outcome.turns, "turn")]
     if outcome.blocks:
-        parts.append(_count(outcome.blocks, "KV block"))
+        parts.append(output.count(outcome.blocks, "KV block"))
     output.stdout().print(f"imported {', '.join(parts)}", markup=False)
     for note in outcome.notes:
         output.stderr().print(note, markup=False)
@@ -304,7 +304,3 @@ def _told(progress: StartProgress, stage: str, total: int | None, *, unit: str =
         progress.update({"stage": stage, "done": done, "total": total, "unit": unit})
 
     return tell
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
