@@ -242,8 +242,8 @@ def _into_store(
         outcome.blocks = kv.taken
         if kv.left_out:
             outcome.notes.append(
-                f"{output.count(kv.left_out, 'KV block')} left out: they are of another model, dtype or "
-                "block size than this store's; the log is whole"
+                f"{output.count(kv.left_out, 'KV block')} left out: they are of another model, "
+                "dtype or block size than this store's; the log is whole"
             )
         if kv.refused:
             outcome.notes.append(f"{output.count(kv.refused, 'KV block')} could not be stored")
@@ -275,8 +275,8 @@ def _refuse_taken(names: Iterable[str], taken: Iterable[str]) -> None:
 def _report_import(args: argparse.Namespace, outcome: _Outcome) -> None:
     if outcome.other_tokenizer:
         outcome.notes.append(
-            f"{output.count(len(outcome.other_tokenizer), 'session')} of another tokenizer: the next "
-            "turn of a chat encodes it anew; raw turns can be read, not continued"
+            f"{output.count(len(outcome.other_tokenizer), 'session')} of another tokenizer: the "
+            "next turn of a chat encodes it anew; raw turns can be read, not continued"
         )
     if args.json:
         output.print_json(
