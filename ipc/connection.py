@@ -256,6 +256,7 @@ class SocketTransport:
             missed=limits.get("missed_heartbeats", self._limits.missed_heartbeats),
         )
         self.welcome = welcome
+        self._sink.deliver(welcome)
 
     def _beat(self, now_s: float) -> None:
         due = self._link.due(now_s)

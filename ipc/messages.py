@@ -126,6 +126,20 @@ class Generate(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Count(Request):
+    """How many prompt tokens a :class:`Generate` of the same would have now.
+
+    Exactly one of prompt, messages. Reply: Result ``{"tokens": int}``. Costs what reading such a
+    prompt costs, and nothing else; a prompt that does not fit is counted too.
+    """
+
+    TYPE: ClassVar[str] = "count"
+    prompt: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel(Request):
     """Cancel an open turn of this connection. Always benign. Reply: Result ``{"found": bool}``."""
 
@@ -254,7 +268,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Reply):
-    """Answer to Hello: versions, model, limits and the heartbeat interval."""
+    """Answer to Hello: versions, model, limits and the heartbeat interval.
+
+    ``reply_style`` is the map of a :class:`~sessionkv.types.reply_style.ReplyStyle`.
+    """
 
     TYPE: ClassVar[str] = "welcome"
     version: int = PROTOCOL_VERSION
@@ -263,6 +280,7 @@ class Welcome(Reply):
     model: str = ""
     tenant: str = "local"
     limits: Mapping[str, Any] = field(default_factory=dict)
+    reply_style: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +368,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Open,
         Turn,
         Generate,
+        Count,
         Cancel,
         Fork,
         Rewind,

@@ -21,7 +21,10 @@ class ReplySink(Protocol):
         ...
 
     def deliver(self, reply: Reply) -> None:
-        """Hand over one reply, in the order in which the engine sent them."""
+        """Hand over one reply, in the order in which the engine sent them.
+
+        Each connection's begin with a welcome.
+        """
         ...
 
     def lost(self, error: SessionKVError, *, final: bool) -> None:

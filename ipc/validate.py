@@ -361,6 +361,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         **_TURN_CHECKS,
     },
     m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
+    m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
     m.Fork: {
         "session": _session_name,
@@ -398,4 +399,5 @@ _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
 _EXACTLY_ONE: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Turn: ("text", "messages", "tokens"),
     m.Generate: ("prompt", "messages", "tokens"),
+    m.Count: ("prompt", "messages"),
 }

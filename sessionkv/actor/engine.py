@@ -48,6 +48,7 @@ class _FrontThread:
     def start(self, sink: ReplySink) -> None:
         """Begin to deliver to the client."""
         self._sink = sink
+        self._mail.put(wire.Hello(0))
         self._thread.start()
 
     def send(self, request: wire.Request) -> None:

@@ -61,6 +61,7 @@ class EngineInfo:
     pid: int
     model: str
     limits: Mapping[str, Any]
+    reply_style: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -152,6 +153,10 @@ class Front:
         if isinstance(request, wire.Turn | wire.Generate):
             self._start_turn(connection, state, request)
             return
+        if isinstance(request, wire.Count):
+            tokens = self._writer.count(state.tenant, request)
+            self.replies.append((connection, wire.Result(id=request.id, value={"tokens": tokens})))
+            return
         call_id = self._new_id()
         message: FrontMessage = Call(call_id, state.tenant, request)
         if isinstance(request, wire.Open):
@@ -176,6 +181,7 @@ class Front:
             model=info.model,
             tenant=LOCAL_TENANT,
             limits=info.limits,
+            reply_style=info.reply_style,
         )
         self.replies.append((connection, welcome))
 

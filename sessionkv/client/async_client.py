@@ -17,7 +17,14 @@ from sessionkv.client.assemble import answer, failure
 from sessionkv.client.async_stream import AsyncStream, Awaited, Leave
 from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
-from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
+from sessionkv.client.results import (
+    Served,
+    SessionInfo,
+    TurnResult,
+    served,
+    session_info,
+    turn_result,
+)
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.transport import Transport
@@ -89,6 +96,26 @@ class AsyncClient:
             return Awaited(self._core, wire.Generate, fields)
 
         return AsyncStream(self, self._core, start, self._abandon)
+
+    async def count(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[wire.ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`generate` of the same would have now."""
+        fields = given(prompt=prompt, messages=messages, tools=tools)
+        value: dict[str, int] = await self._call(wire.Count, fields)
+        return value["tokens"]
+
+    async def served(self) -> Served:
+        """What the engine serves; it is asked where it has not answered anything yet."""
+        if self._core.welcome is None:  # it comes before the first answer
+            await self._call(wire.Ping, {"consumed": self._core.consumed})
+        if self._core.welcome is None:
+            raise ConnectionLost("the engine has not said what it serves")
+        return served(self._core.welcome)
 
     async def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""

@@ -16,7 +16,14 @@ from sessionkv.client.assemble import answer, failure
 from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.pending import Pending
-from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
+from sessionkv.client.results import (
+    Served,
+    SessionInfo,
+    TurnResult,
+    served,
+    session_info,
+    turn_result,
+)
 from sessionkv.client.stream import Leave, Stream
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
 from sessionkv.ipc import messages as wire
@@ -117,6 +124,34 @@ class Client:
         fields = given_turn(options, prompt=prompt, messages=messages, tokens=tokens, stream=True)
         pending = self._core.submit(wire.Generate, fields)
         return Stream(self, self._core, pending, self._core.abandon)
+
+    def count(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[wire.ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`generate` of the same would have now.
+
+        What does not fit the model's window is counted too.
+
+        Args:
+            prompt: Text without template.
+            messages: A whole conversation, through the model's template.
+            tools: For the template.
+        """
+        fields = given(prompt=prompt, messages=messages, tools=tools)
+        value: dict[str, int] = self._call(wire.Count, fields)
+        return value["tokens"]
+
+    def served(self) -> Served:
+        """What the engine serves; it is asked where it has not answered anything yet."""
+        if self._core.welcome is None:  # it comes before the first answer
+            self._call(wire.Ping, {"consumed": self._core.consumed})
+        if self._core.welcome is None:
+            raise ConnectionLost("the engine has not said what it serves")
+        return served(self._core.welcome)
 
     def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from sessionkv.client.pending import Pending
 from sessionkv.errors import EngineClosed, SessionKVError
-from sessionkv.ipc.messages import Cancel, Delta, Ping, Reply, Request, Restarted
+from sessionkv.ipc.messages import Cancel, Delta, Ping, Reply, Request, Restarted, Welcome
 from sessionkv.ipc.transport import Transport
 
 REPORT_EVERY = 256
@@ -28,7 +28,11 @@ REPORT_EVERY = 256
 
 
 class ClientCore:
-    """The client's side of one connection; all methods are thread-safe."""
+    """The client's side of one connection; all methods are thread-safe.
+
+    Attributes:
+        welcome: The engine's last one; None before anything was answered.
+    """
 
     def __init__(self, transport: Transport) -> None:
         """Take over a transport and start it.
@@ -37,6 +41,7 @@ class ClientCore:
             ConnectionLost: There is no engine.
         """
         self._transport = transport
+        self.welcome: Welcome | None = None
         self._open: dict[int, Pending] = {}
         self._lock = threading.RLock()  # a stream's finalizer may run anywhere, in here too
         self._next_id = 1
@@ -138,6 +143,9 @@ class ClientCore:
 
     def deliver(self, reply: Reply) -> None:
         """Queue a reply for its request; one that nobody waits for is dropped."""
+        if isinstance(reply, Welcome):
+            self.welcome = reply
+            return
         if isinstance(reply, Delta | Restarted):
             pending = self._open.get(reply.id)
         else:

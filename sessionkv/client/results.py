@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessionkv.ipc.messages import Done
+from sessionkv.ipc.messages import Done, Welcome
 from sessionkv.ipc.reports import cache_from_map, usage_from_map
 from sessionkv.types import CacheReport, FinishReason, TokenLogprob, Usage
+from sessionkv.types.reply_style import ReplyStyle
 
 Logprobs = tuple[tuple[TokenLogprob, ...], ...]
 """For each token: the token itself first, then the likeliest ones."""
@@ -63,6 +64,31 @@ class StreamEvent:
     logprobs: Logprobs | None = None
     restarted: bool = False
     result: TurnResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine serves, and to whom.
+
+    Attributes:
+        engine: Differs between any two runs of engines.
+        pid: Of the process that computes.
+        model: Its name.
+        tenant: Whose sessions this client sees.
+        max_model_len: Most tokens of a prompt and its reply.
+        vocab_size: Ids from here on do not exist.
+        reply_style: How the model writes tool calls and reasoning.
+        limits: All limits, as the engine tells them.
+    """
+
+    engine: str
+    pid: int
+    model: str
+    tenant: str
+    max_model_len: int
+    vocab_size: int
+    reply_style: ReplyStyle
+    limits: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +159,20 @@ def turn_result(done: Done) -> TurnResult:
         logprobs=logprobs_from_wire(done.logprobs),
         stop=done.stop,
         replayed=done.replayed,
+    )
+
+
+def served(welcome: Welcome) -> Served:
+    """From the wire."""
+    return Served(
+        engine=welcome.engine,
+        pid=welcome.pid,
+        model=welcome.model,
+        tenant=welcome.tenant,
+        max_model_len=welcome.limits.get("max_model_len", 0),
+        vocab_size=welcome.limits.get("vocab_size", 0),
+        reply_style=ReplyStyle.from_map(welcome.reply_style),
+        limits=welcome.limits,
     )
 
 
