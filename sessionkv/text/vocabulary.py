@@ -19,12 +19,8 @@ from tokenizers import Tokenizer
 from sessionkv.errors import ModelUnsupported
 
 _CALL_MARKS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<|python_tag|>",
-    "[TOOL_CALLS]",
-    "[CALL_ID]",
-    "[ARGS]",
+    *("<tool_call>", "</tool_call>", "<|python_tag|>"),
+    *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
 )
 _REASONING_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 REPLY_MARKS = frozenset((*_CALL_MARKS, *_REASONING_MARKS))
