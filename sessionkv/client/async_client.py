@@ -111,11 +111,7 @@ class AsyncClient:
 
     async def served(self) -> Served:
         """What the engine serves; it is asked where it has not answered anything yet."""
-        if self._core.welcome is None:  # it comes before the first answer
-            await self._call(wire.Ping, {"consumed": self._core.consumed})
-        if self._core.welcome is None:
-            raise ConnectionLost("the engine has not said what it serves")
-        return served(self._core.welcome)
+        return served(self._core.welcome or await self.welcome())
 
     async def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""
@@ -131,6 +127,18 @@ class AsyncClient:
     async def delete(self, name: str) -> None:
         """Delete a session: its name, and every turn and block that no other session reaches."""
         await self._call(wire.Close, {"session": name, "keep": False})
+
+    async def welcome(self) -> wire.Welcome:
+        """How the engine greeted this connection: its model, its limits.
+
+        Raises:
+            ConnectionLost: It does not answer.
+        """
+        await self._call(wire.Ping, {"consumed": self._core.consumed})
+        welcome = self._core.welcome
+        if welcome is None:
+            raise ConnectionLost("the engine did not greet this connection")
+        return welcome
 
     async def flush(self) -> dict[str, Any]:
         """Write the KV of all idle sessions to disk; returns counts when that is done."""

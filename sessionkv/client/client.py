@@ -150,7 +150,7 @@ class Client:
         if self._core.welcome is None:  # it comes before the first answer
             self._call(wire.Ping, {"consumed": self._core.consumed})
         if self._core.welcome is None:
-            raise ConnectionLost("the engine has not said what it serves")
+            raise ConnectionLost("the engine did not greet this connection")
         return served(self._core.welcome)
 
     def sessions(self, prefix: str = "") -> list[SessionInfo]:

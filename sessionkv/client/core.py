@@ -28,11 +28,7 @@ REPORT_EVERY = 256
 
 
 class ClientCore:
-    """The client's side of one connection; all methods are thread-safe.
-
-    Attributes:
-        welcome: The engine's last one; None before anything was answered.
-    """
+    """The client's side of one connection; all methods are thread-safe."""
 
     def __init__(self, transport: Transport) -> None:
         """Take over a transport and start it.
@@ -41,7 +37,6 @@ class ClientCore:
             ConnectionLost: There is no engine.
         """
         self._transport = transport
-        self.welcome: Welcome | None = None
         self._open: dict[int, Pending] = {}
         self._lock = threading.RLock()  # a stream's finalizer may run anywhere, in here too
         self._next_id = 1
@@ -126,6 +121,11 @@ class ClientCore:
         if os.getpid() != self._pid:
             raise EngineClosed("this client was made before a fork; make a new one in the child")
 
+    @property
+    def welcome(self) -> Welcome | None:
+        """The engine's last greeting; None before it."""
+        return self._transport.welcome
+
     def close(self) -> None:
         """End the connection; what is open on it ends with ``EngineClosed``.
 
@@ -143,9 +143,6 @@ class ClientCore:
 
     def deliver(self, reply: Reply) -> None:
         """Queue a reply for its request; one that nobody waits for is dropped."""
-        if isinstance(reply, Welcome):
-            self.welcome = reply
-            return
         if isinstance(reply, Delta | Restarted):
             pending = self._open.get(reply.id)
         else:
