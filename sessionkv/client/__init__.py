@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sessionkv.client.client import Client, Session
 from sessionkv.client.results import (
     PinInfo,
+    PromptProgress,
     SessionInfo,
     StreamEvent,
     TierBytes,
@@ -35,6 +36,7 @@ __all__ = [
     "AsyncStream",
     "Client",
     "PinInfo",
+    "PromptProgress",
     "Session",
     "SessionInfo",
     "Stream",
