@@ -84,7 +84,8 @@ class Open(Request):
 class Turn(Request):
     """One turn of a session; exactly one of text, messages, tokens.
 
-    Replies: :class:`Delta` (when ``stream``), maybe :class:`Restarted`, then :class:`Done` or
+    Replies: :class:`Progress` (when ``stream`` and ``progress``), :class:`Delta` (when
+    ``stream``), maybe :class:`Restarted`, then :class:`Done` or
     :class:`Failure`, exactly one.
 
     ``attempt`` is for keyed turns sent again after a lost connection: the attempt whose deltas the
@@ -100,6 +101,7 @@ class Turn(Request):
     tokens: Sequence[int] | None = None
     sampling: SamplingParams = _DEFAULT_SAMPLING
     stream: bool = False
+    progress: bool = False
     when_busy: str = "error"
     idempotency_key: str | None = None
     deadline_s: float | None = None
@@ -118,6 +120,7 @@ class Generate(Request):
     tools: Sequence[Mapping[str, Any]] | None = None
     sampling: SamplingParams = _DEFAULT_SAMPLING
     stream: bool = False
+    progress: bool = False
     cache: bool = True
     idempotency_key: str | None = None
     deadline_s: float | None = None
@@ -292,6 +295,23 @@ class Result(Reply):
 
 
 @dataclass(frozen=True, slots=True)
+class Progress(Reply):
+    """How far a turn's prompt is: once when the turn is admitted, before any delta, and on the way.
+
+    The counts by tier are what was found then, as in the cache report: ``device_tokens`` is exact,
+    the others are what is to be loaded.
+    """
+
+    TYPE: ClassVar[str] = "progress"
+    attempt: int = 1
+    prompt_tokens: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    done_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Delta(Reply):
     """Provisional output of a turn: ``tokens`` start at ``offset`` of this attempt's output.
 
@@ -384,5 +404,7 @@ REQUESTS: Mapping[str, type[Request]] = {
     )
 }
 REPLIES: Mapping[str, type[Reply]] = {
-    cls.TYPE: cls for cls in (Welcome, Result, Delta, Restarted, Done, Failure)
+    cls.TYPE: cls for cls in (Welcome, Result, Progress, Delta, Restarted, Done, Failure)
 }
+PROVISIONAL = (Progress, Delta, Restarted)
+"""Replies that come before the terminal one."""

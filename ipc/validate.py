@@ -334,6 +334,7 @@ _TURN_CHECKS: Mapping[str, Check] = {
     "tokens": _tokens,
     "sampling": _sampling,
     "stream": _boolean,
+    "progress": _boolean,
     "idempotency_key": _string(1, bounds.MAX_IDEMPOTENCY_KEY_BYTES),
     "deadline_s": _seconds(bounds.MAX_DEADLINE_S),
     "priority": _integer(-bounds.MAX_PRIORITY, bounds.MAX_PRIORITY),

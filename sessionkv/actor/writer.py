@@ -123,6 +123,7 @@ class Writer:
             deadline_s=request.deadline_s,
             use_cache=request.cache if isinstance(request, wire.Generate) else True,
             claim=turn.claim,
+            wants_progress=request.stream and request.progress,
         )
 
     def count(self, tenant: str, request: wire.Count) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sessionkv.client.client import Client, Session
 from sessionkv.client.results import (
     PinInfo,
+    PromptProgress,
     Served,
     SessionInfo,
     StreamEvent,
@@ -36,6 +37,7 @@ __all__ = [
     "AsyncStream",
     "Client",
     "PinInfo",
+    "PromptProgress",
     "Served",
     "Session",
     "SessionInfo",

@@ -184,7 +184,7 @@ class AsyncClient:
                 item, _ = await awaited.get()
                 if isinstance(item, wire.Done):
                     return turn_result(item)
-                if not isinstance(item, wire.Delta | wire.Restarted):
+                if not isinstance(item, wire.PROVISIONAL):
                     raise failure(item)
         finally:
             if not awaited.pending.ended:

@@ -214,7 +214,7 @@ class Client:
             while (taken := pending.get()) is not None:
                 if isinstance(taken[0], wire.Done):
                     return turn_result(taken[0])
-                if not isinstance(taken[0], wire.Delta | wire.Restarted):
+                if not isinstance(taken[0], wire.PROVISIONAL):
                     break
         finally:
             if not pending.ended:

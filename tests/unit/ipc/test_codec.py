@@ -56,6 +56,9 @@ REQUESTS = [
 REPLIES = [
     m.Welcome(0, engine="e", pid=3, limits={"depth": 32}),
     m.Result(1, {"a": [1, None]}),
+    m.Progress(
+        2, attempt=2, prompt_tokens=9, device_tokens=4, host_tokens=2, disk_tokens=1, done_tokens=5
+    ),
     m.Delta(2, attempt=2, offset=3, tokens=[4], text="ü", logprobs=[[[4, -0.5], [5, -1.0]]]),
     m.Restarted(3, attempt=4),
     m.Done(4, node="9", text="t", tokens=[1, 2], stop="x", usage={"prompt_tokens": 1}),
