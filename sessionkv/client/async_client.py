@@ -17,7 +17,14 @@ from sessionkv.client.assemble import answer, failure
 from sessionkv.client.async_stream import AsyncStream, Awaited, Leave
 from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
-from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
+from sessionkv.client.results import (
+    NodeInfo,
+    SessionInfo,
+    TurnResult,
+    node_info,
+    session_info,
+    turn_result,
+)
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.transport import Transport
@@ -46,6 +53,7 @@ class AsyncClient:
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
         budget_bytes: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> AsyncSession:
         """Create a session, or resume the one of that name."""
         fields = given(
@@ -54,6 +62,7 @@ class AsyncClient:
             tools=tools,
             history=history,
             budget_bytes=budget_bytes,
+            metadata=metadata,
         )
         await self._call(wire.Open, fields)
         return AsyncSession(self, name)
@@ -228,6 +237,10 @@ class AsyncSession:
     async def info(self, *, history: bool = False) -> SessionInfo:
         """What the engine knows of the session; with its messages where ``history``."""
         return session_info(await self._call(wire.Info, history=history))
+
+    async def node(self, node: str | None = None) -> NodeInfo:
+        """What is kept of one turn of the session: the last one, or the one of that id."""
+        return node_info(await self._call(wire.Node, node=node))
 
     async def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing; without ``keep`` the session is deleted."""

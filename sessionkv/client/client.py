@@ -16,7 +16,14 @@ from sessionkv.client.assemble import answer, failure
 from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.pending import Pending
-from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
+from sessionkv.client.results import (
+    NodeInfo,
+    SessionInfo,
+    TurnResult,
+    node_info,
+    session_info,
+    turn_result,
+)
 from sessionkv.client.stream import Leave, Stream
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
 from sessionkv.ipc import messages as wire
@@ -58,6 +65,7 @@ class Client:
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
         budget_bytes: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Session:
         """Create a session, or resume the one of that name.
 
@@ -68,6 +76,8 @@ class Client:
             history: ``"keep"`` or ``"follow"``: how messages that repeat the history are read.
             budget_bytes: Most KV that is retained of the session, from its start on; what goes past
                 it is the first to leave every tier. Forks inherit it.
+            metadata: Plain values, up to 64 KiB as JSON, kept with the root of a new session (see
+                :meth:`Session.node`); an existing session keeps what it has.
 
         Raises:
             SessionDiffers: It exists with other values.
@@ -78,6 +88,7 @@ class Client:
             tools=tools,
             history=history,
             budget_bytes=budget_bytes,
+            metadata=metadata,
         )
         self._call(wire.Open, fields)
         return Session(self, name)
@@ -283,6 +294,14 @@ class Session:
     def info(self, *, history: bool = False) -> SessionInfo:
         """What the engine knows of the session; with its messages where ``history``."""
         return session_info(self._call(wire.Info, history=history))
+
+    def node(self, node: str | None = None) -> NodeInfo:
+        """What is kept of one turn of the session: the last one, or the one of that id.
+
+        Raises:
+            NodeNotFound: The turn is not one of this session's.
+        """
+        return node_info(self._call(wire.Node, node=node))
 
     def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing.

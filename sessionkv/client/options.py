@@ -29,8 +29,11 @@ class TurnOptions(_Common, total=False):
             answer, also after a crash, and a lost connection is retried.
         deadline_s: Give up after so many seconds, queueing included (``DeadlineExceeded``).
         priority: Higher goes first.
+        metadata: Plain values, up to 64 KiB as JSON, that are kept with the turn and given back by
+            ``session.node()``; nothing reads them.
     """
 
+    metadata: Mapping[str, Any] | None
     when_busy: Literal["error", "queue"]
 
 
