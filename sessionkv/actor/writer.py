@@ -34,6 +34,7 @@ from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map, usage_to_map
 from sessionkv.text.follow import Followed, follow_ids
 from sessionkv.text.messages import (
+    Message,
     check_system,
     dump_messages,
     freeze_tools,
