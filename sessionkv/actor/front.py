@@ -18,6 +18,7 @@ from typing import Any
 
 from sessionkv.actor.blobs import kept_answer, request_digest
 from sessionkv.actor.front_turn import FrontTurn, Subscriber, new_attempt, progress_of
+from sessionkv.actor.readable import readable
 from sessionkv.actor.writer import Writer
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import (
@@ -62,6 +63,7 @@ class EngineInfo:
     pid: int
     model: str
     limits: Mapping[str, Any]
+    reply_style: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -153,6 +155,10 @@ class Front:
         if isinstance(request, wire.Turn | wire.Generate):
             self._start_turn(connection, state, request)
             return
+        if isinstance(request, wire.Count):
+            tokens = self._writer.count(state.tenant, request)
+            self.replies.append((connection, wire.Result(id=request.id, value={"tokens": tokens})))
+            return
         call_id = self._new_id()
         message: FrontMessage = Call(call_id, state.tenant, request)
         if isinstance(request, wire.Open):
@@ -177,11 +183,12 @@ class Front:
             model=info.model,
             tenant=LOCAL_TENANT,
             limits=info.limits,
+            reply_style=info.reply_style,
         )
         self.replies.append((connection, welcome))
 
     def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
-        system, tools, root = self._writer.root_blobs(request.system, request.tools)
+        system, tools, root = self._writer.root_blobs(request)
         return OpenSession(
             call_id,
             tenant,
@@ -393,7 +400,7 @@ class Front:
             state.open_requests.pop(request_id, None)
         error = message.error
         try:
-            value = None if error is not None else self._writer.readable(message.value)
+            value = None if error is not None else readable(message.value)
         except SessionKVError as damage:
             error = damage
         except Exception as failure:  # noqa: BLE001 - nor may what a call found

@@ -13,6 +13,7 @@ from sessionkv.client.client import Client, Session
 from sessionkv.client.results import (
     PinInfo,
     PromptProgress,
+    Served,
     SessionInfo,
     StreamEvent,
     TierBytes,
@@ -37,6 +38,7 @@ __all__ = [
     "Client",
     "PinInfo",
     "PromptProgress",
+    "Served",
     "Session",
     "SessionInfo",
     "Stream",

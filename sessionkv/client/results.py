@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessionkv.ipc.messages import Done, Progress
+from sessionkv.ipc.messages import Done, Progress, Welcome
 from sessionkv.ipc.reports import cache_from_map, usage_from_map
 from sessionkv.types import CacheReport, FinishReason, TokenLogprob, Usage
+from sessionkv.types.reply_style import ReplyStyle
 
 Logprobs = tuple[tuple[TokenLogprob, ...], ...]
 """For each token: the token itself first, then the likeliest ones."""
@@ -93,6 +94,31 @@ class StreamEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine serves, and to whom.
+
+    Attributes:
+        engine: Differs between any two runs of engines.
+        pid: Of the process that computes.
+        model: Its name.
+        tenant: Whose sessions this client sees.
+        max_model_len: Most tokens of a prompt and its reply.
+        vocab_size: Ids from here on do not exist.
+        reply_style: How the model writes tool calls and reasoning.
+        limits: All limits, as the engine tells them.
+    """
+
+    engine: str
+    pid: int
+    model: str
+    tenant: str
+    max_model_len: int
+    vocab_size: int
+    reply_style: ReplyStyle
+    limits: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class PinInfo:
     """A session's pin; ``expires_s`` is wall-clock seconds, None for no end."""
 
@@ -159,6 +185,59 @@ def prompt_progress(progress: Progress) -> PromptProgress:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What is kept of one turn.
+
+    Attributes:
+        node: Its id.
+        parent: Id of the turn before; None of a root.
+        kind: ``"chat"``, ``"raw"`` or ``"root"``.
+        turns: Turns from the session's start to this one.
+        created_s: Wall-clock seconds.
+        system: The system prompt that the conversation begins with.
+        tools: Its tools.
+        messages: What came in with the turn.
+        reply: The assistant's message; None of a root.
+        finish_reason: Why it ended; None of a root.
+        usage: ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens`` as they were
+            reported; empty where that was not kept.
+        metadata: What the client had kept with it.
+    """
+
+    node: str
+    parent: str | None
+    kind: str
+    turns: int
+    created_s: float
+    system: str | None
+    tools: tuple[Mapping[str, Any], ...]
+    messages: tuple[Mapping[str, Any], ...]
+    reply: Mapping[str, Any] | None
+    finish_reason: FinishReason | None
+    usage: Mapping[str, int]
+    metadata: Mapping[str, Any]
+
+
+def node_info(value: Mapping[str, Any]) -> NodeInfo:
+    """From the wire; unknown fields are ignored, absent ones are empty."""
+    reason = value.get("finish_reason")
+    return NodeInfo(
+        node=value["node"],
+        parent=value.get("parent"),
+        kind=value.get("kind", "chat"),
+        turns=value.get("turns", 0),
+        created_s=value.get("created_s", 0.0),
+        system=value.get("system"),
+        tools=tuple(value.get("tools") or ()),
+        messages=tuple(value.get("messages") or ()),
+        reply=value.get("reply"),
+        finish_reason=FinishReason(reason) if reason else None,
+        usage=value.get("usage") or {},
+        metadata=value.get("metadata") or {},
+    )
+
+
 def turn_result(done: Done) -> TurnResult:
     """From the wire."""
     return TurnResult(
@@ -171,6 +250,20 @@ def turn_result(done: Done) -> TurnResult:
         logprobs=logprobs_from_wire(done.logprobs),
         stop=done.stop,
         replayed=done.replayed,
+    )
+
+
+def served(welcome: Welcome) -> Served:
+    """From the wire."""
+    return Served(
+        engine=welcome.engine,
+        pid=welcome.pid,
+        model=welcome.model,
+        tenant=welcome.tenant,
+        max_model_len=welcome.limits.get("max_model_len", 0),
+        vocab_size=welcome.limits.get("vocab_size", 0),
+        reply_style=ReplyStyle.from_map(welcome.reply_style),
+        limits=welcome.limits,
     )
 
 
