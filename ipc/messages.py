@@ -24,6 +24,8 @@ _DEFAULT_SAMPLING = SamplingParams()
 
 ChatMessage = Mapping[str, Any]
 """``{"role": str, "content": str | list of text parts | None, "tool_calls": [...], ...}``"""
+Metadata = Mapping[str, Any]
+"""Plain values under names of the client's choice."""
 Logprobs = Sequence[Sequence[Sequence[Any]]]
 """For each token a list of ``[token_id, logprob]``, the token itself first."""
 
@@ -70,6 +72,7 @@ class Open(Request):
     """Create or resume a session. Reply: :class:`Result` with a session-info map.
 
     ``budget_bytes`` is the most KV that is retained of the session, from its start on.
+    ``metadata`` is kept with the root of a new session, and ignored where the session exists.
     """
 
     TYPE: ClassVar[str] = "open"
@@ -78,6 +81,7 @@ class Open(Request):
     tools: Sequence[Mapping[str, Any]] | None = None
     history: str | None = None
     budget_bytes: int | None = None
+    metadata: Metadata | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Turn(Request):
     client has, 0 for none. The same attempt, running or committed, is sent again from offset 0;
     another one has another number, and a :class:`Restarted` before its first delta when ``attempt``
     is not 0. It is no part of the request's digest.
+
+    ``metadata`` is kept with the turn and given back by :class:`Node`; nothing reads it.
     """
 
     TYPE: ClassVar[str] = "turn"
@@ -107,6 +113,7 @@ class Turn(Request):
     deadline_s: float | None = None
     priority: int = 0
     attempt: int = 0
+    metadata: Metadata | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +203,15 @@ class Info(Request):
     TYPE: ClassVar[str] = "info"
     session: str = ""
     history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node(Request):
+    """One turn of a session, ``node`` or the last. Reply: Result with everything kept of it."""
+
+    TYPE: ClassVar[str] = "node"
+    session: str = ""
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +411,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Pin,
         Unpin,
         Info,
+        Node,
         Close,
         List,
         Export,

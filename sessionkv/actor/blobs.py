@@ -61,6 +61,13 @@ def _said(sampling: SamplingParams) -> dict[str, Any]:
     }
 
 
+def pack_reply(done: Done, cached_tokens: int, metadata: Mapping[str, Any] | None) -> bytes:
+    """A turn's reply as journalled, with what it cost and what the client wants kept with it."""
+    usage = {**done.usage, "cached_tokens": cached_tokens}
+    reply = {"role": "assistant", "content": done.text, "usage": usage}
+    return pack(reply | ({"metadata": metadata} if metadata else {}))
+
+
 def pack_response(done: Done) -> bytes:
     """A whole answer, for replay under its idempotency key."""
     values = asdict(done)

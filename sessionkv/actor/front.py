@@ -18,6 +18,7 @@ from typing import Any
 
 from sessionkv.actor.blobs import kept_answer, request_digest
 from sessionkv.actor.front_turn import FrontTurn, Subscriber, new_attempt, progress_of
+from sessionkv.actor.readable import readable
 from sessionkv.actor.writer import Writer
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import (
@@ -187,7 +188,7 @@ class Front:
         self.replies.append((connection, welcome))
 
     def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
-        system, tools, root = self._writer.root_blobs(request.system, request.tools)
+        system, tools, root = self._writer.root_blobs(request)
         return OpenSession(
             call_id,
             tenant,
@@ -399,7 +400,7 @@ class Front:
             state.open_requests.pop(request_id, None)
         error = message.error
         try:
-            value = None if error is not None else self._writer.readable(message.value)
+            value = None if error is not None else readable(message.value)
         except SessionKVError as damage:
             error = damage
         except Exception as failure:  # noqa: BLE001 - nor may what a call found

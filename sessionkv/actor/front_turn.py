@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +81,7 @@ class FrontTurn:
         logprobs: One wire entry a token, where asked for.
         stop: The stop string that ended the reply, None until then.
         is_kept: Something of it is journalled, as :attr:`SubmitTurn.is_kept` tells core.
+        metadata: What the client wants kept with the turn.
         cancelled_keeping: With which ``keep`` its clients have had it cancelled.
         is_broken: Its text could not be made: it ends with the error that :attr:`answer` tells.
         answer: The terminal event once the reply was judged.
@@ -114,6 +115,7 @@ class FrontTurn:
         self.logprobs: list[list[list[Any]]] = []
         self.stop: StopFound | None = None
         self.is_broken = False
+        self.metadata: Mapping[str, Any] | None = None
         self.cancelled_keeping: set[bool] = set()
         self.answer: Done | Failure = Failure(id=0)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sessionkv.actor.blobs import pack, pack_response, pack_sampling
+from sessionkv.actor.blobs import pack, pack_reply, pack_response, pack_sampling
 from sessionkv.actor.front_turn import FrontTurn
 from sessionkv.actor.history import render_history
 from sessionkv.actor.imports import ImportDesk
@@ -45,7 +45,7 @@ from sessionkv.text.model import TextModel
 from sessionkv.text.replies import ReplyEnding
 from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
-from sessionkv.text.stored import read_messages, read_reply, read_root
+from sessionkv.text.stored import read_root
 from sessionkv.types import FinishReason, Usage
 
 _MAX_ROOTS = 1024
@@ -68,21 +68,23 @@ class Writer:
 
     # Before a turn ---------------------------------------------------------------------------
 
-    def root_blobs(self, system: object, tools: object) -> tuple[bytes | None, bytes | None, bytes]:
-        """Digests of system prompt and tools, and both as the root's blob.
+    def root_blobs(self, request: wire.Open) -> tuple[bytes | None, bytes | None, bytes]:
+        """Digests of system prompt and tools, and both with the metadata as the root's blob.
 
         A digest is None for what was not said, and empty for tools that were said to be none.
 
         Raises:
             InvalidRequest: Naming the field.
         """
-        checked = check_system(system)
-        tools_json = freeze_tools(tools, self._limits)
+        checked = check_system(request.system)
+        tools_json = freeze_tools(request.tools, self._limits)
         self._check_bytes("system", len((checked or "").encode()))
         self._check_bytes("tools", len((tools_json or "").encode()))
-        blob = pack({"system": checked, "tools": tools_json})
-        no_tools = None if tools is None else b""
-        return _digest(checked), _digest(tools_json) or no_tools, blob
+        said: dict[str, object] = {"system": checked, "tools": tools_json}
+        if request.metadata:
+            said["metadata"] = request.metadata
+        no_tools = None if request.tools is None else b""
+        return _digest(checked), _digest(tools_json) or no_tools, pack(said)
 
     def submit(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> SubmitTurn:
         """Check a request's content and make it core's. Sets what the turn needs for its text.
@@ -97,6 +99,8 @@ class Writer:
         session = request.session if isinstance(request, wire.Turn) else None
         self._check_length(request)
         ids = self._ids(turn, request)
+        if isinstance(request, wire.Turn):
+            turn.metadata = request.metadata
         turn.stream = self._text.reply_stream(
             sampling.stop,
             min_tokens=sampling.min_tokens,
@@ -262,7 +266,7 @@ class Writer:
             replacement_ids=ending.replacement_ids,
             closed=ending.closed,
             finish_reason=reason,
-            reply_blob=pack({"role": "assistant", "content": stream.text}),
+            reply_blob=pack_reply(turn.answer, finished.cache.cached_tokens, turn.metadata),
             response_blob=pack_response(turn.answer) if turn.claim is not None else b"",
             calls_tool=turn.kind == "chat" and self._text.calls_tool(stream.text),
         )
@@ -286,25 +290,6 @@ class Writer:
         """A turn was committed: keep what a later stateless history may repeat."""
         if turn.prompt_raw and isinstance(turn.answer, wire.Done):
             self._memory.put(turn.tenant, turn.prompt_raw, turn.answer.tokens)
-
-    def readable(self, value: Any) -> Any:
-        """A call's value with the path of turns, where it has one, as messages.
-
-        Raises:
-            SessionDamaged: A turn of the path cannot be read.
-        """
-        if not isinstance(value, Mapping) or "nodes" not in value:
-            return value
-        messages: list[Message] = []
-        for node_id, kind, incoming, reply in value["nodes"]:
-            if kind == "root":
-                system, _ = read_root(node_id, incoming)
-                messages += [] if system is None else [Message("system", system)]
-                continue
-            messages += read_messages(node_id, incoming)
-            messages.append(read_reply(node_id, reply))
-        rest = {k: v for k, v in value.items() if k != "nodes"}
-        return rest | {"messages": [message.to_map() for message in messages]}
 
 
 def _content_bytes(message: Mapping[str, Any]) -> int:

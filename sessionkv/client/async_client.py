@@ -18,9 +18,11 @@ from sessionkv.client.async_stream import AsyncStream, Awaited, Leave
 from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.results import (
+    NodeInfo,
     Served,
     SessionInfo,
     TurnResult,
+    node_info,
     served,
     session_info,
     turn_result,
@@ -53,6 +55,7 @@ class AsyncClient:
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
         budget_bytes: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> AsyncSession:
         """Create a session, or resume the one of that name."""
         fields = given(
@@ -61,6 +64,7 @@ class AsyncClient:
             tools=tools,
             history=history,
             budget_bytes=budget_bytes,
+            metadata=metadata,
         )
         await self._call(wire.Open, fields)
         return AsyncSession(self, name)
@@ -263,6 +267,10 @@ class AsyncSession:
     async def info(self, *, history: bool = False) -> SessionInfo:
         """What the engine knows of the session; with its messages where ``history``."""
         return session_info(await self._call(wire.Info, history=history))
+
+    async def node(self, node: str | None = None) -> NodeInfo:
+        """What is kept of one turn of the session: the last one, or the one of that id."""
+        return node_info(await self._call(wire.Node, node=node))
 
     async def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing; without ``keep`` the session is deleted."""

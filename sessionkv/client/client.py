@@ -17,9 +17,11 @@ from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.pending import Pending
 from sessionkv.client.results import (
+    NodeInfo,
     Served,
     SessionInfo,
     TurnResult,
+    node_info,
     served,
     session_info,
     turn_result,
@@ -65,6 +67,7 @@ class Client:
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
         budget_bytes: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Session:
         """Create a session, or resume the one of that name.
 
@@ -75,6 +78,8 @@ class Client:
             history: ``"keep"`` or ``"follow"``: how messages that repeat the history are read.
             budget_bytes: Most KV that is retained of the session, from its start on; what goes past
                 it is the first to leave every tier. Forks inherit it.
+            metadata: Plain values, up to 64 KiB as JSON, kept with the root of a new session (see
+                :meth:`Session.node`); an existing session keeps what it has.
 
         Raises:
             SessionDiffers: It exists with other values.
@@ -85,6 +90,7 @@ class Client:
             tools=tools,
             history=history,
             budget_bytes=budget_bytes,
+            metadata=metadata,
         )
         self._call(wire.Open, fields)
         return Session(self, name)
@@ -318,6 +324,14 @@ class Session:
     def info(self, *, history: bool = False) -> SessionInfo:
         """What the engine knows of the session; with its messages where ``history``."""
         return session_info(self._call(wire.Info, history=history))
+
+    def node(self, node: str | None = None) -> NodeInfo:
+        """What is kept of one turn of the session: the last one, or the one of that id.
+
+        Raises:
+            NodeNotFound: The turn is not one of this session's.
+        """
+        return node_info(self._call(wire.Node, node=node))
 
     def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing.

@@ -32,8 +32,11 @@ class TurnOptions(_Common, total=False):
         priority: Higher goes first.
         progress: Streams also hear how far the prompt is (:class:`PromptProgress`), the first time
             before anything of the reply.
+        metadata: Plain values, up to 64 KiB as JSON, that are kept with the turn and given back by
+            ``session.node()``; nothing reads them.
     """
 
+    metadata: Mapping[str, Any] | None
     when_busy: Literal["error", "queue"]
 
 

@@ -185,6 +185,59 @@ def prompt_progress(progress: Progress) -> PromptProgress:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What is kept of one turn.
+
+    Attributes:
+        node: Its id.
+        parent: Id of the turn before; None of a root.
+        kind: ``"chat"``, ``"raw"`` or ``"root"``.
+        turns: Turns from the session's start to this one.
+        created_s: Wall-clock seconds.
+        system: The system prompt that the conversation begins with.
+        tools: Its tools.
+        messages: What came in with the turn.
+        reply: The assistant's message; None of a root.
+        finish_reason: Why it ended; None of a root.
+        usage: ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens`` as they were
+            reported; empty where that was not kept.
+        metadata: What the client had kept with it.
+    """
+
+    node: str
+    parent: str | None
+    kind: str
+    turns: int
+    created_s: float
+    system: str | None
+    tools: tuple[Mapping[str, Any], ...]
+    messages: tuple[Mapping[str, Any], ...]
+    reply: Mapping[str, Any] | None
+    finish_reason: FinishReason | None
+    usage: Mapping[str, int]
+    metadata: Mapping[str, Any]
+
+
+def node_info(value: Mapping[str, Any]) -> NodeInfo:
+    """From the wire; unknown fields are ignored, absent ones are empty."""
+    reason = value.get("finish_reason")
+    return NodeInfo(
+        node=value["node"],
+        parent=value.get("parent"),
+        kind=value.get("kind", "chat"),
+        turns=value.get("turns", 0),
+        created_s=value.get("created_s", 0.0),
+        system=value.get("system"),
+        tools=tuple(value.get("tools") or ()),
+        messages=tuple(value.get("messages") or ()),
+        reply=value.get("reply"),
+        finish_reason=FinishReason(reason) if reason else None,
+        usage=value.get("usage") or {},
+        metadata=value.get("metadata") or {},
+    )
+
+
 def turn_result(done: Done) -> TurnResult:
     """From the wire."""
     return TurnResult(
