@@ -375,6 +375,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         **_TURN_CHECKS,
     },
     m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
+    m.Pieces: {"tokens": _tokens},
     m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
     m.Fork: {
@@ -402,6 +403,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
 _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Open: _NAME,
     m.Turn: _NAME,
+    m.Pieces: ("tokens",),
     m.Cancel: ("request",),
     m.Fork: ("session", "name"),
     m.Rewind: _NAME,

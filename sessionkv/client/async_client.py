@@ -101,6 +101,11 @@ class AsyncClient:
 
         return AsyncStream(self, self._core, start, self._abandon)
 
+    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out."""
+        value = await self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
+
     async def count(
         self,
         prompt: str | None = None,
