@@ -16,7 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sessionkv.errors import InvalidRequest, SessionKVError
+from sessionkv.errors import InvalidRequest, Overloaded, SessionKVError
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    529: "overloaded_error",
     504: "timeout_error",
 }
 _RETRY_S = {503: 1.0, 409: 1.0}
@@ -95,11 +96,16 @@ class Problem:
 
     def anthropic(self) -> dict[str, Any]:
         """``{"type": "error", "error": {...}}`` with the figures beside the API's own fields."""
-        kind = _ANTHROPIC_TYPES.get(self.status)
+        kind = _ANTHROPIC_TYPES.get(self._anthropic_status)
         if kind is None:
             kind = "invalid_request_error" if self.status < 500 else "api_error"
         own = {"type": kind, "message": self.message, "code": self.code, "param": self.param}
         return {"type": "error", "error": {**self.details, **own}}
+
+    @property
+    def _anthropic_status(self) -> int:
+        """Of an engine that is full: 429 there means that this caller asks too much."""
+        return 529 if self.code == Overloaded.code else self.status
 
     def body(self, path: str) -> dict[str, Any]:
         """In the shape of the API that a path belongs to."""
@@ -112,7 +118,7 @@ class Problem:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         return Response(
             json.dumps(self.body(path)),  # ASCII: whatever was sent, the answer can be written
-            self.status,
+            self._anthropic_status if path.startswith(ANTHROPIC_PREFIX) else self.status,
             headers,
             media_type="application/json",
         )

@@ -49,7 +49,7 @@ class Asked:
         self._keeping = self._kept(headers)
         # More than the window has is what fits in it: clients ask for what their own model can do.
         self._max_tokens = min(body.max_tokens, served.max_model_len)
-        self._sampling = sampling_of(body, max_tokens=self._max_tokens)
+        sampling_of(body, max_tokens=self._max_tokens)  # what is wrong in it is said at once
         self._id = f"msg_{secrets.token_hex(12)}"
         self._answer = self._new_answer()
         self._exchange: Exchange | None = None
@@ -176,11 +176,11 @@ class Asked:
         exchange = conversations.begin(self._converted.transcript, self._keeping)
         self._exchange = exchange
         sampling = sampling_of(self._body, max_tokens=self._max_tokens)
-        options: TurnOptions = {"sampling": sampling}
+        options: TurnOptions = {"sampling": sampling, "progress": stream}
         if not stream:
             yield StreamEvent(result=await exchange.run(**options))
             return
-        events = exchange.stream(progress=True, **options)
+        events = exchange.stream(**options)
         try:
             async for event in events:
                 yield event

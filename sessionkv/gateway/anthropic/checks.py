@@ -82,6 +82,8 @@ def sampling_of(body: MessagesRequest, *, max_tokens: int) -> SamplingParams:
         if not 0 < size <= MAX_STOP_STRING_BYTES:
             allowed = f"1 to {MAX_STOP_STRING_BYTES} bytes"
             raise InvalidRequest(f"stop_sequences[{i}]", f"{size} bytes long", allowed)
-    given: dict[str, Any] = {name: getattr(body, name) for name in ("temperature", "top_k", "top_p")}
+    given: dict[str, Any] = {
+        name: getattr(body, name) for name in ("temperature", "top_k", "top_p")
+    }
     given = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(max_tokens=max_tokens, stop=tuple(stops), **given)
