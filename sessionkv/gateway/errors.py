@@ -160,7 +160,7 @@ def refused(param: str, value: object, why: str) -> InvalidRequest:
 
 def invalid_body(problems: Sequence[Mapping[str, Any]]) -> Problem:
     """From what pydantic found: the first of them, named as a client would."""
-    first = problems[0]
+    first = _deepest(problems)
     where = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return Problem(400, "invalid_json", "the body is not JSON that can be read")
@@ -169,6 +169,13 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> Problem:
     return Problem(
         400, "invalid_request", f"{param or 'the body'}: {said}", param if where else None
     )
+
+
+def _deepest(problems: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first problem; of the ways in which a value fits no kind of a union, the nearest miss."""
+    parent = tuple(problems[0]["loc"][:-1])
+    same = [item for item in problems if tuple(item["loc"][: len(parent)]) == parent]
+    return max(same, key=lambda item: len(item["loc"]))
 
 
 def _dotted(loc: Sequence[Any]) -> str:

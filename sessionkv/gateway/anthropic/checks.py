@@ -25,7 +25,7 @@ def check_prompt(body: CountRequest) -> None:
         InvalidRequest: Naming the parameter.
     """
     for name, why in _REFUSED.items():
-        if (value := getattr(body, name, None)) is not None:
+        if value := getattr(body, name, None):
             raise refused(name, value, why)
     names = [tool.name for tool in body.tools or ()]
     for i, name in enumerate(names):

@@ -18,6 +18,7 @@ from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.anthropic.schema import Block, CountRequest, Tool
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.transcript import Message, Transcript
+from sessionkv.types import utf8_bytes
 
 JOINT = "\n\n"
 _BILLING = re.compile(r"^[ \t]*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE | re.MULTILINE)
@@ -63,6 +64,8 @@ def convert(body: CountRequest) -> Converted:
         builder.add({"role": "system", "content": system}, "system")
     for i, message in enumerate(body.messages):
         content = message.content
+        if isinstance(content, str):
+            utf8_bytes(f"messages[{i}].content", content)
         blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
         if not blocks and message.role != "assistant":
             raise InvalidRequest(f"messages[{i}].content", "empty", "at least one block")
@@ -85,6 +88,8 @@ def _system(body: CountRequest) -> tuple[str | None, bool]:
     if body.system is None:
         return None, False
     whole = [body.system] if isinstance(body.system, str) else [b.text for b in body.system]
+    for i, text in enumerate(whole):
+        utf8_bytes("system" if isinstance(body.system, str) else f"system[{i}].text", text)
     texts = [_BILLING.sub("", text) for text in whole]
     kept = [text for text in texts if text.strip()]
     return JOINT.join(kept) if kept else None, texts != whole
@@ -160,11 +165,12 @@ class _Builder:
     def _text(self, block: Block, at: str) -> None:
         if block.text is None:
             raise InvalidRequest(f"{at}.text", None, "text")
+        utf8_bytes(f"{at}.text", block.text)
         self._texts.append(block.text)
 
     def _thinking(self, block: Block, at: str) -> None:
-        del at
         if block.thinking:
+            utf8_bytes(f"{at}.thinking", block.thinking)
             self._thoughts.append(block.thinking)
 
     def _redacted(self, block: Block, at: str) -> None:
@@ -215,4 +221,5 @@ def _result_text(block: Block, at: str) -> str:
             raise refused(f"{at}[{k}].type", part.type, "use text")
         parts.append(part.text)
     text = JOINT.join(parts)
+    utf8_bytes(at, text)
     return f"Error: {text}" if block.is_error else text
