@@ -103,9 +103,10 @@ def test_a_stream_tells_what_was_cached_first_and_everything_in_the_end(
 def test_errors_are_the_clients_own_classes(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**fields([{"role": "user", "content": "x"}], model="other"))
+    image = {"type": "image", "source": {"type": "url", "url": "x"}}
+    asked = fields([{"role": "user", "content": [image]}])
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]"):
-        image = {"type": "image", "source": {"type": "url", "url": "x"}}
-        client.messages.create(**fields([{"role": "user", "content": [image]}]))
+        client.messages.create(**asked)
 
 
 def test_diagnostics_are_read_by_the_client(client: anthropic.Anthropic) -> None:
