@@ -193,7 +193,8 @@ class Exchange:
         Raises:
             SessionKVError: It failed.
         """
-        events = self._events(options, stream=True)
+        asked: TurnOptions = {**options, "progress": True}
+        events = self._events(asked, stream=True)
         try:
             async for event in events:
                 yield event

@@ -120,11 +120,20 @@ def http_engine(
 
 TOOLS = (
     "{%- if tools -%}{{ '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif -%}"
+    "{%- set ns = namespace(last=-1) -%}"
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}"
+    "{%- endfor -%}"
     "{%- for message in messages -%}"
     "{{- '<|im_start|>' + message.role + '\n' -}}"
     "{%- set content = message.content or '' -%}"
+    "{%- set thoughts = message.reasoning_content or '' -%}"
     "{%- if message.role == 'assistant' and '</think>' in content -%}"
+    "{%- set thoughts = content.split('</think>')[0].split('<think>')[-1].strip('\n') -%}"
     "{%- set content = content.split('</think>')[-1].lstrip('\n') -%}"
+    "{%- endif -%}"
+    "{%- if message.role == 'assistant' and thoughts and loop.index0 > ns.last -%}"
+    "{{- '<think>\n' + thoughts + '\n</think>\n\n' -}}"
     "{%- endif -%}"
     "{{- content -}}"
     "{%- for call in message.tool_calls or [] -%}"
@@ -136,7 +145,7 @@ TOOLS = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
 )
-"""A template of ChatML that writes tools and Hermes calls, and drops earlier thoughts."""
+"""ChatML with tools, Hermes calls and thoughts, kept only behind the last user message."""
 
 
 def tools_folder(folder: Path) -> Path:

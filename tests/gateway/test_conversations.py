@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from tests.builders.engine import engine_config
 from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies, tools_folder
 
 CHAT = "/v1/chat/completions"
-THOUGHT = "<think>It may rain. Let me look it up before I say anything.</think>\n"
+THOUGHT = "<think>\nIt may rain. Let me look it up before I say anything.\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "look", "arguments": {"city":"Oslo","n":2}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+NEW_TURN = len("\nuser\n\nassistant\n") + 3 + 1
+"""Tokens of a turn that are none of its text: with three marks, and one that is always computed."""
 
 
 def ask(served: HttpEngine, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -31,8 +36,13 @@ def user(text: str) -> dict[str, Any]:
 
 
 def names(served: HttpEngine) -> list[str]:
+    """Of all sessions, once no turn has one: the gateway removes those behind its answers."""
     with served.engine.client() as client:
-        return [session.name for session in client.sessions("http:")]
+        for _ in range(10_000):
+            found = [session.name for session in client.sessions("http:")]
+            if not any(name.startswith(RUNNING) for name in found):
+                return found
+    raise AssertionError(f"left of turns that have ended: {found}")
 
 
 def cached(answer: dict[str, Any]) -> int:
@@ -40,11 +50,16 @@ def cached(answer: dict[str, Any]) -> int:
     return value
 
 
+@contextmanager
+def serving(folder: Path, *said: str) -> Iterator[HttpEngine]:
+    runner = {"text_dir": tools_folder(folder), "script": replies(*said)}
+    with http_engine(engine_config(blocks=2048), runner=runner) as engine:
+        yield engine
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[HttpEngine]:
-    script = replies(THOUGHT + CALL, THOUGHT + "It rains in Oslo.", "Yes.", "Certainly.")
-    runner = {"text_dir": tools_folder(tmp_path), "script": script}
-    with http_engine(engine_config(blocks=2048), runner=runner) as engine:
+    with serving(tmp_path, CALL, "It rains in Oslo.", "Yes.", "Certainly.") as engine:
         yield engine
 
 
@@ -76,7 +91,6 @@ def test_the_next_turn_finds_the_conversation_and_each_exchange_has_one_name(
     whole_but_new(last, answers[0], 0)
     found = names(served)
     assert len(found) == 3
-    assert all(name.startswith(NAMES) for name in found)
     with served.engine.client() as client:
         assert sorted(info.turns for info in client.sessions(NAMES)) == [1, 2, 3]
 
@@ -106,17 +120,39 @@ def rewritten(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return value
 
 
-@pytest.mark.parametrize("change", [renamed, rewritten])
+@pytest.mark.parametrize("change", [list, renamed, rewritten])
 def test_what_clients_do_to_a_history_does_not_lose_it(served: HttpEngine, change: Any) -> None:
     messages, _ = conversation(served)
-    plain = ask(served, [*messages, user("Sure?")], tools=[TOOL])
+    ask(served, [*messages, user("Sure?")], tools=[TOOL])
     sessions = len(names(served))
     changed = ask(served, [*change(messages), user("Really sure?")], tools=[TOOL])
     usage = changed["usage"]
-    new = len("Really sure?<|im_start|>") + 40
-    assert cached(changed) >= usage["prompt_tokens"] - new
-    assert changed["sessionkv"]["cache"]["miss"]["reason"] == "none", plain
+    assert cached(changed) >= usage["prompt_tokens"] - NEW_TURN - len("Really sure?")
+    assert changed["sessionkv"]["cache"]["miss"]["reason"] == "none"
     assert len(names(served)) == sessions + 1  # the same conversation went on
+
+
+def without_thoughts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in message.items() if k != "reasoning_content"} for message in messages]
+
+
+@pytest.mark.parametrize("change", [list, without_thoughts])
+def test_thoughts_are_lost_where_the_template_drops_them_and_nowhere_else(
+    tmp_path: Path, change: Any
+) -> None:
+    with serving(tmp_path, THOUGHT + CALL, THOUGHT + "It rains in Oslo.", "Yes.") as served:
+        messages, answers = conversation(served)
+        assert messages[1]["reasoning_content"].strip() == THOUGHT[8:-10].strip()
+        first, second = (answer["usage"] for answer in answers)
+        # Within a turn of the user's the template keeps them, and so does the cache.
+        looked = ask(served, change(messages[:3]), tools=[TOOL])
+        assert cached(looked) == second["prompt_tokens"] - 1
+        assert looked["sessionkv"]["cache"]["miss"]["reason"] == "none"
+        # With the user's next turn it drops them: all before the first one is found.
+        last = ask(served, [*change(messages), user("Sure?")], tools=[TOOL])
+        assert cached(last) >= first["prompt_tokens"]
+        assert last["sessionkv"]["cache"]["miss"]["reason"] == "template_rewrote"
+        assert last["sessionkv"]["cache"]["miss"]["turn"] == 1
 
 
 def test_an_edited_history_goes_on_from_where_it_was_edited(served: HttpEngine) -> None:
@@ -150,11 +186,17 @@ def test_helpers_leave_nothing(served: HttpEngine) -> None:
     assert names(served) == []
 
 
-def test_answers_side_by_side_are_each_continued(served: HttpEngine) -> None:
-    answer = ask(served, [user("Hi")], n=3, max_tokens=5, seed=7, temperature=1.0)
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    assert len(answer["sessionkv"]["choices"]) == 3
-    assert RUNNING not in "".join(names(served))
+def test_answers_side_by_side_are_each_continued(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        answer = ask(served, [user("Hi")], n=3, max_tokens=5, seed=7, temperature=1.0)
+        choices = answer["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2]
+        assert len(answer["sessionkv"]["choices"]) == 3
+        assert answer["usage"]["completion_tokens"] == 15
+        assert len(names(served)) == len({choice["message"]["content"] for choice in choices}) > 1
+        for choice in choices:
+            going_on = ask(served, [user("Hi"), choice["message"], user("And?")], max_tokens=1)
+            assert cached(going_on) >= answer["usage"]["prompt_tokens"] + 5 - 1
 
 
 def test_conversations_are_found_after_a_restart(tmp_path: Path) -> None:

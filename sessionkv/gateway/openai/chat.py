@@ -144,7 +144,7 @@ class _Asked:
         options = self._body.stream_options
         has_usage = options is not None and bool(options.include_usage)
         streams = [
-            exchange.stream(progress=True, **self._options(index))
+            exchange.stream(**self._options(index))
             for index, exchange in enumerate(self._exchanges)
         ]
         together = merged(streams)
