@@ -11,6 +11,7 @@ from starlette.requests import Request
 from sessionkv.client import AsyncClient
 from sessionkv.errors import ModelNotFound
 from sessionkv.gateway.clients import ClientPool
+from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.gateway.settings import GatewaySettings
 
 
@@ -22,11 +23,13 @@ class ServedModel:
         name: As the engine was told; its last part alone names it too.
         max_model_len: Its window, in tokens.
         limits: All bounds that the engine told of.
+        reply_style: How the model writes calls and reasoning.
     """
 
     name: str
     max_model_len: int
     limits: Mapping[str, Any]
+    reply_style: ReplyStyle
 
     @property
     def id(self) -> str:
@@ -90,6 +93,9 @@ class Services:
         if self._model is None:
             welcome = await (await self._clients.get(None)).welcome()
             self._model = ServedModel(
-                welcome.model, welcome.limits.get("max_model_len", 0), welcome.limits
+                welcome.model,
+                welcome.limits.get("max_model_len", 0),
+                welcome.limits,
+                ReplyStyle("hermes", ("<think>", "</think>")),
             )
         return self._model
