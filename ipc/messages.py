@@ -88,7 +88,8 @@ class Open(Request):
 class Turn(Request):
     """One turn of a session; exactly one of text, messages, tokens.
 
-    Replies: :class:`Delta` (when ``stream``), maybe :class:`Restarted`, then :class:`Done` or
+    Replies: :class:`Progress` (when ``stream`` and ``progress``), :class:`Delta` (when
+    ``stream``), maybe :class:`Restarted`, then :class:`Done` or
     :class:`Failure`, exactly one.
 
     ``attempt`` is for keyed turns sent again after a lost connection: the attempt whose deltas the
@@ -106,6 +107,7 @@ class Turn(Request):
     tokens: Sequence[int] | None = None
     sampling: SamplingParams = _DEFAULT_SAMPLING
     stream: bool = False
+    progress: bool = False
     when_busy: str = "error"
     idempotency_key: str | None = None
     deadline_s: float | None = None
@@ -125,11 +127,26 @@ class Generate(Request):
     tools: Sequence[Mapping[str, Any]] | None = None
     sampling: SamplingParams = _DEFAULT_SAMPLING
     stream: bool = False
+    progress: bool = False
     cache: bool = True
     idempotency_key: str | None = None
     deadline_s: float | None = None
     priority: int = 0
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Request):
+    """How many prompt tokens a :class:`Generate` of the same would have now.
+
+    Exactly one of prompt, messages. Reply: Result ``{"tokens": int}``. Costs what reading such a
+    prompt costs, and nothing else; a prompt that does not fit is counted too.
+    """
+
+    TYPE: ClassVar[str] = "count"
+    prompt: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +287,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Reply):
-    """Answer to Hello: versions, model, limits and the heartbeat interval."""
+    """Answer to Hello: versions, model, limits and the heartbeat interval.
+
+    ``reply_style`` is the map of a :class:`~sessionkv.types.reply_style.ReplyStyle`.
+    """
 
     TYPE: ClassVar[str] = "welcome"
     version: int = PROTOCOL_VERSION
@@ -279,6 +299,7 @@ class Welcome(Reply):
     model: str = ""
     tenant: str = "local"
     limits: Mapping[str, Any] = field(default_factory=dict)
+    reply_style: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +308,23 @@ class Result(Reply):
 
     TYPE: ClassVar[str] = "result"
     value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Reply):
+    """How far a turn's prompt is: once when the turn is admitted, before any delta, and on the way.
+
+    The counts by tier are what was found then, as in the cache report: ``device_tokens`` is exact,
+    the others are what is to be loaded.
+    """
+
+    TYPE: ClassVar[str] = "progress"
+    attempt: int = 1
+    prompt_tokens: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    done_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +404,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Open,
         Turn,
         Generate,
+        Count,
         Cancel,
         Fork,
         Rewind,
@@ -382,5 +421,7 @@ REQUESTS: Mapping[str, type[Request]] = {
     )
 }
 REPLIES: Mapping[str, type[Reply]] = {
-    cls.TYPE: cls for cls in (Welcome, Result, Delta, Restarted, Done, Failure)
+    cls.TYPE: cls for cls in (Welcome, Result, Progress, Delta, Restarted, Done, Failure)
 }
+PROVISIONAL = (Progress, Delta, Restarted)
+"""Replies that come before the terminal one."""

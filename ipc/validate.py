@@ -345,6 +345,7 @@ _TURN_CHECKS: Mapping[str, Check] = {
     "tokens": _tokens,
     "sampling": _sampling,
     "stream": _boolean,
+    "progress": _boolean,
     "idempotency_key": _string(1, bounds.MAX_IDEMPOTENCY_KEY_BYTES),
     "deadline_s": _seconds(bounds.MAX_DEADLINE_S),
     "priority": _integer(-bounds.MAX_PRIORITY, bounds.MAX_PRIORITY),
@@ -374,6 +375,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         **_TURN_CHECKS,
     },
     m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
+    m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
     m.Fork: {
         "session": _session_name,
@@ -413,4 +415,5 @@ _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
 _EXACTLY_ONE: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Turn: ("text", "messages", "tokens"),
     m.Generate: ("prompt", "messages", "tokens"),
+    m.Count: ("prompt", "messages"),
 }

@@ -19,7 +19,16 @@ from sessionkv.types import SamplingParams
 
 _SAMPLING_DEFAULTS = asdict(SamplingParams())
 _DELIVERY_FIELDS = frozenset(
-    ("id", "stream", "deadline_s", "priority", "when_busy", "attempt", "idempotency_key")
+    (
+        "id",
+        "stream",
+        "progress",
+        "deadline_s",
+        "priority",
+        "when_busy",
+        "attempt",
+        "idempotency_key",
+    )
 )
 """How a turn is delivered and not what it asks for: no part of a request's digest."""
 

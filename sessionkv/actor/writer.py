@@ -32,7 +32,7 @@ from sessionkv.engine.messages import (
 from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map, usage_to_map
-from sessionkv.text.follow import follow_ids
+from sessionkv.text.follow import Followed, follow_ids
 from sessionkv.text.messages import (
     check_system,
     dump_messages,
@@ -126,7 +126,22 @@ class Writer:
             deadline_s=request.deadline_s,
             use_cache=request.cache if isinstance(request, wire.Generate) else True,
             claim=turn.claim,
+            wants_progress=request.stream and request.progress,
         )
+
+    def count(self, tenant: str, request: wire.Count) -> int:
+        """How many tokens a generation's prompt has. O(prompt), as for the generation itself.
+
+        Raises:
+            InvalidRequest: Naming the field, the value and what is allowed.
+            TemplateRefused: With the template's own words.
+        """
+        if request.prompt is not None:
+            self._check_bytes("prompt", len(request.prompt.encode()))
+            return len(self._prompt_ids(request.prompt))
+        self._check_bytes("messages", sum(map(_content_bytes, request.messages or ())))
+        messages = normalise(request.messages, self._limits)
+        return len(self._followed(tenant, messages, request.tools).ids)
 
     def _check_length(self, request: wire.Turn | wire.Generate) -> None:
         """Refuse what cannot fit before any work is done on it: others wait for this thread."""
@@ -155,17 +170,10 @@ class Writer:
             return turn.continue_from(tuple(request.tokens), raw=isinstance(request, wire.Turn))
         if isinstance(request, wire.Generate):
             if request.prompt is not None:
-                ids = self._text.encode_prompt(request.prompt)
-                if not ids:
-                    raise InvalidRequest("prompt", request.prompt, "text of at least one token")
-                return turn.continue_from(ids, raw=False)
+                return turn.continue_from(self._prompt_ids(request.prompt), raw=False)
             turn.kind = "chat"
             turn.messages = normalise(request.messages, self._limits)
-            tools_json = freeze_tools(request.tools, self._limits)
-            root = RootText(None, tools_json, time.time())
-            followed = follow_ids(
-                self._text, root, turn.messages, memory=self._memory, tenant=turn.tenant
-            )
+            followed = self._followed(turn.tenant, turn.messages, request.tools)
             turn.prompt_raw = followed.raw
             return followed.ids
         turn.kind = "chat"
@@ -174,6 +182,17 @@ class Writer:
         else:
             turn.messages = normalise(request.messages, self._limits)
         return None
+
+    def _prompt_ids(self, prompt: str) -> Sequence[int]:
+        ids = self._text.encode_prompt(prompt)
+        if not ids:
+            raise InvalidRequest("prompt", prompt, "text of at least one token")
+        return ids
+
+    def _followed(self, tenant: str, messages: Sequence[Message], tools: object) -> Followed:
+        """A conversation without a session."""
+        root = RootText(None, freeze_tools(tools, self._limits), time.time())
+        return follow_ids(self._text, root, messages, memory=self._memory, tenant=tenant)
 
     def render(self, turn: FrontTurn, ask: RenderTurn) -> TurnRendered | TurnRefused | PathWanted:
         """Ids that a chat turn adds to its head."""

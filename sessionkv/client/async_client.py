@@ -19,9 +19,11 @@ from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.results import (
     NodeInfo,
+    Served,
     SessionInfo,
     TurnResult,
     node_info,
+    served,
     session_info,
     turn_result,
 )
@@ -99,6 +101,22 @@ class AsyncClient:
 
         return AsyncStream(self, self._core, start, self._abandon)
 
+    async def count(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[wire.ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`generate` of the same would have now."""
+        fields = given(prompt=prompt, messages=messages, tools=tools)
+        value: dict[str, int] = await self._call(wire.Count, fields)
+        return value["tokens"]
+
+    async def served(self) -> Served:
+        """What the engine serves; it is asked where it has not answered anything yet."""
+        return served(self._core.welcome or await self.welcome())
+
     async def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""
         found: list[SessionInfo] = []
@@ -118,7 +136,7 @@ class AsyncClient:
         """How the engine greeted this connection: its model, its limits.
 
         Raises:
-            ConnectionLost: It does not answer, or has no socket and so greets nobody.
+            ConnectionLost: It does not answer.
         """
         await self._call(wire.Ping, {"consumed": self._core.consumed})
         welcome = self._core.welcome
@@ -170,7 +188,7 @@ class AsyncClient:
                 item, _ = await awaited.get()
                 if isinstance(item, wire.Done):
                     return turn_result(item)
-                if not isinstance(item, wire.Delta | wire.Restarted):
+                if not isinstance(item, wire.PROVISIONAL):
                     raise failure(item)
         finally:
             if not awaited.pending.ended:

@@ -18,9 +18,11 @@ from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_
 from sessionkv.client.pending import Pending
 from sessionkv.client.results import (
     NodeInfo,
+    Served,
     SessionInfo,
     TurnResult,
     node_info,
+    served,
     session_info,
     turn_result,
 )
@@ -129,6 +131,34 @@ class Client:
         pending = self._core.submit(wire.Generate, fields)
         return Stream(self, self._core, pending, self._core.abandon)
 
+    def count(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[wire.ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`generate` of the same would have now.
+
+        What does not fit the model's window is counted too.
+
+        Args:
+            prompt: Text without template.
+            messages: A whole conversation, through the model's template.
+            tools: For the template.
+        """
+        fields = given(prompt=prompt, messages=messages, tools=tools)
+        value: dict[str, int] = self._call(wire.Count, fields)
+        return value["tokens"]
+
+    def served(self) -> Served:
+        """What the engine serves; it is asked where it has not answered anything yet."""
+        if self._core.welcome is None:  # it comes before the first answer
+            self._call(wire.Ping, {"consumed": self._core.consumed})
+        if self._core.welcome is None:
+            raise ConnectionLost("the engine did not greet this connection")
+        return served(self._core.welcome)
+
     def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""
         found: list[SessionInfo] = []
@@ -190,7 +220,7 @@ class Client:
             while (taken := pending.get()) is not None:
                 if isinstance(taken[0], wire.Done):
                     return turn_result(taken[0])
-                if not isinstance(taken[0], wire.Delta | wire.Restarted):
+                if not isinstance(taken[0], wire.PROVISIONAL):
                     break
         finally:
             if not pending.ended:

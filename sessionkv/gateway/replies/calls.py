@@ -148,9 +148,10 @@ class CallFinder:
             _At.NAME: self._in_name,
             _At.AFTER: self._after,
         }[self._at](char)
-        if not is_taken:
-            self._give_up(events)
-            return 0
+        return self._go_on(char, events) if is_taken else self._give_up(events)
+
+    def _go_on(self, char: str, events: list[ReplyEvent]) -> int:
+        """The character belongs to the state that it led to."""
         if self._at is _At.CALL:
             return self._in_call(char, events)
         if self._at is not _At.TEXT:
@@ -207,8 +208,7 @@ class CallFinder:
         try:
             reader.push(char)
         except NotJson:
-            self._give_up(events)
-            return 0
+            return self._give_up(events)
         self._held += char
         if reader.has_begun and not had_begun:
             events.append(CallBegins(self.begun, self._new_id(), reader.name or ""))
@@ -224,7 +224,7 @@ class CallFinder:
             self._at, self._held = _At.AFTER, ""
         return 1
 
-    def _give_up(self, events: list[ReplyEvent]) -> None:
+    def _give_up(self, events: list[ReplyEvent]) -> int:
         """What is held is no call: it is text, in whose last characters a mark may begin."""
         held, self._held = self._held, ""
         was_after, self._at = self._at is _At.AFTER, _At.TEXT
@@ -232,6 +232,7 @@ class CallFinder:
             self._scan(held, events)
         else:
             self._say(held, events)
+        return 0
 
     def _say(self, text: str, events: list[ReplyEvent]) -> None:
         text = self._space + text

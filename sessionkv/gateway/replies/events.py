@@ -50,11 +50,12 @@ def joined(events: list[ReplyEvent]) -> list[ReplyEvent]:
     """The same with neighbouring pieces of one thing as one event."""
     result: list[ReplyEvent] = []
     for event in events:
-        last = result[-1] if result else None
-        match last, event:
-            case (Text(), Text()) | (Reasoning(), Reasoning()):
-                result[-1] = type(last)(last.text + event.text)
-            case (CallArguments(index, text), CallArguments(same, more)) if index == same:
+        match result[-1] if result else None, event:
+            case Text(text), Text(more):
+                result[-1] = Text(text + more)
+            case Reasoning(text), Reasoning(more):
+                result[-1] = Reasoning(text + more)
+            case CallArguments(index, text), CallArguments(same, more) if index == same:
                 result[-1] = CallArguments(index, text + more)
             case _:
                 result.append(event)
