@@ -150,6 +150,18 @@ class Count(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Pieces(Request):
+    """What bytes tokens stand for, control tokens spelled out. Reply: Result {"pieces": [bytes]}.
+
+    The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+    tokenizers put before it.
+    """
+
+    TYPE: ClassVar[str] = "pieces"
+    tokens: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel(Request):
     """Cancel an open turn of this connection. Always benign. Reply: Result ``{"found": bool}``."""
 
@@ -405,6 +417,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Turn,
         Generate,
         Count,
+        Pieces,
         Cancel,
         Fork,
         Rewind,

@@ -376,6 +376,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
     },
     m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
     m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
+    m.Pieces: {"tokens": _tokens},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
     m.Fork: {
         "session": _session_name,
@@ -402,6 +403,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
 _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Open: _NAME,
     m.Turn: _NAME,
+    m.Pieces: ("tokens",),
     m.Cancel: ("request",),
     m.Fork: ("session", "name"),
     m.Rewind: _NAME,

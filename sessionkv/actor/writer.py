@@ -34,6 +34,7 @@ from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map, usage_to_map
 from sessionkv.text.follow import Followed, follow_ids
 from sessionkv.text.messages import (
+    Message,
     check_system,
     dump_messages,
     freeze_tools,
@@ -84,6 +85,15 @@ class Writer:
             said["metadata"] = request.metadata
         no_tools = None if request.tools is None else b""
         return _digest(checked), _digest(tools_json) or no_tools, pack(said)
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """Bytes that each id stands for.
+
+        Raises:
+            InvalidRequest: Naming the position of an id that is not in the vocabulary.
+        """
+        self._text.check_tokens(ids)
+        return self._text.pieces(ids)
 
     def submit(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> SubmitTurn:
         """Check a request's content and make it core's. Sets what the turn needs for its text.

@@ -117,6 +117,11 @@ class AsyncClient:
         """What the engine serves; it is asked where it has not answered anything yet."""
         return served(self._core.welcome or await self.welcome())
 
+    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out."""
+        value = await self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
+
     async def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""
         found: list[SessionInfo] = []

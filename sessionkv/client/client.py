@@ -159,6 +159,15 @@ class Client:
             raise ConnectionLost("the engine did not greet this connection")
         return served(self._core.welcome)
 
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out.
+
+        The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+        tokenizers put before it.
+        """
+        value = self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
+
     def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""
         found: list[SessionInfo] = []

@@ -12,18 +12,20 @@ from pydantic import TypeAdapter
 
 from sessionkv.client.results import NodeInfo
 from sessionkv.gateway.openai.response_ids import session_of
+from sessionkv.types.reply_style import ReplyStyle
 from tests.builders.engine import engine_config, socket_engine
 from tests.builders.gateway import MODEL, HttpEngine, gateway, http_engine, replies
 
 URL = "/v1/responses"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 SAID = ("Hello there.", "And again.", "<think>Hm.</think>Third.")
+STYLE = ReplyStyle("hermes", ("<think>", "</think>"))
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[HttpEngine]:
-    with http_engine(runner={"script": replies(*SAID)}) as engine:
+    with http_engine(runner={"script": replies(*SAID)}, reply_style=STYLE) as engine:
         yield engine
 
 
@@ -295,12 +297,18 @@ def test_a_request_that_says_nothing_is_answered_with_nothing(served: HttpEngine
 def test_responses_are_there_after_a_restart_and_their_cache_is_on_disk(tmp_path: Path) -> None:
     config = engine_config(tmp_path / "store", blocks=128, disk_bytes=64 * 1024**2)
     script = {"script": replies(*SAID)}
-    with socket_engine(tmp_path, config, runner=script) as engine, gateway(engine.endpoint) as http:
+    with (
+        socket_engine(tmp_path, config, runner=script) as engine,
+        gateway(engine.endpoint, reply_style=STYLE) as http,
+    ):
         first = ask(http, "one", instructions="Be brief.", metadata={"k": "v"})
         second = ask(http, "two", previous_response_id=first["id"], instructions="Be brief.")
         with engine.client() as client:
             client.flush()
-    with socket_engine(tmp_path, config, runner=script) as engine, gateway(engine.endpoint) as http:
+    with (
+        socket_engine(tmp_path, config, runner=script) as engine,
+        gateway(engine.endpoint, reply_style=STYLE) as http,
+    ):
         stored = get(http, first["id"])
         assert stored["output"] == first["output"]
         assert (stored["metadata"], stored["usage"]) == ({"k": "v"}, first["usage"])

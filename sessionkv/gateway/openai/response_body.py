@@ -91,6 +91,11 @@ class Kept:
         """Whether the reply's calls were calls."""
         return self.echo.get("tool_choice") != "none"
 
+    @property
+    def calls_once(self) -> bool:
+        """Whether the reply was over with its first call."""
+        return self.echo.get("parallel_tool_calls") is False
+
 
 def echo_of(body: ResponseRequest, response_id: str, *, model: str, tier: str) -> dict[str, Any]:
     """What a response repeats of its request."""

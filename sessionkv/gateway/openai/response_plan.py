@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
+from sessionkv.gateway.errors import refused
 from sessionkv.gateway.openai.response_body import Kept, SystemPart, join_system
 from sessionkv.gateway.openai.response_errors import (
     ItemNotFound,
@@ -39,7 +40,9 @@ async def plan_of(store: ResponseStore, body: ResponseRequest, echo: Mapping[str
         PreviousResponseNotFound, ItemNotFound: What is referred to is not there.
     """
     messages = to_messages(await resolved(store, body.items))
-    tools = [] if body.calls_nothing else to_tools(body.tools or ())
+    tools = to_tools(body.tools or ())
+    if tools and not store.reads_calls:
+        raise refused("tools", len(tools), "the model's template has no tool calls")
     before = await _previous(store, body.previous_response_id)
     if before is None:
         return _beginning(body, echo, tools, messages)

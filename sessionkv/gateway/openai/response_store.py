@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessionkv.client import AsyncClient, StreamEvent
+from sessionkv.client import AsyncClient, StreamEvent, TurnResult
 from sessionkv.client.async_client import AsyncSession
 from sessionkv.client.async_stream import AsyncStream
 from sessionkv.client.options import GenerateOptions, TurnOptions
 from sessionkv.client.results import NodeInfo
-from sessionkv.errors import SessionKVError, SessionNotFound
+from sessionkv.errors import SessionKVError, SessionNotFound, TurnFailed
 from sessionkv.gateway.openai.response_body import Kept, body_of, status_of, usage_of
 from sessionkv.gateway.openai.response_errors import ResponseNotFound
 from sessionkv.gateway.openai.response_events import output_of
@@ -148,7 +148,14 @@ class ResponseStore:
         text = "" if node.reply is None else node.reply["content"] or ""
         parser = self.parser(owner, calls=calls)
         pieces: list[ReplyEvent] = [*parser.feed(text), *parser.end()]
-        return output_of(owner, pieces, is_cut=node.finish_reason is FinishReason.LENGTH)
+        is_cut = node.finish_reason is FinishReason.LENGTH
+        calls_once = kept is not None and kept.calls_once
+        return output_of(owner, pieces, is_cut=is_cut, calls_once=calls_once)
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether the model writes calls that can be told from text."""
+        return self._style.tool_calls is not None
 
     def parser(self, owner: str, *, calls: bool) -> ReplyParser:
         """Takes a response's reply apart.
@@ -163,7 +170,7 @@ class ResponseStore:
     # Writing ---------------------------------------------------------------------------------
 
     async def run(
-        self, plan: Plan, options: TurnOptions, *, stream: bool
+        self, plan: Plan, options: TurnOptions, *, stream: bool, is_over: Callable[[], bool]
     ) -> AsyncGenerator[StreamEvent, None]:
         """Run a planned turn; the last event has the result, and then the response is there.
 
@@ -171,9 +178,11 @@ class ResponseStore:
             plan: What is to be run.
             options: Sampling and priority.
             stream: Say what was generated as it is; otherwise there is one event.
+            is_over: Asked after each event of a stream; where it is, the turn ends there.
         """
         if plan.base is None and not plan.is_stored:
-            async for event in _generation(self._client, plan, options, stream=stream):
+            generation = _generation(self._client, plan, options, stream=stream)
+            async for event in _events(generation, is_over):
                 yield event
             return
         making = asyncio.ensure_future(self._make(plan))
@@ -182,7 +191,7 @@ class ResponseStore:
         await asyncio.sleep(0)
         session = self._client.session(plan.name)
         is_there = False
-        events = _turn(session, plan, options, stream=stream)
+        events = _events(_turn(session, plan, options, stream=stream), is_over)
         try:
             async for event in events:
                 if event.result is not None:
@@ -223,44 +232,49 @@ class ResponseStore:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _turn(
+def _turn(
     session: AsyncSession, plan: Plan, options: TurnOptions, *, stream: bool
-) -> AsyncGenerator[StreamEvent, None]:
+) -> AsyncStream | Awaitable[TurnResult]:
     options = {**options, "metadata": plan.kept.to_metadata()}
-    if not stream:
-        result = await session.turn(messages=plan.messages, **options)
-        yield StreamEvent(text=result.text, tokens=result.tokens, result=result)
-        return
-    async for event in _all_of(session.stream(messages=plan.messages, **options)):
-        yield event
+    if stream:
+        return session.stream(messages=plan.messages, **options)
+    return session.turn(messages=plan.messages, **options)
 
 
-async def _generation(
+def _generation(
     client: AsyncClient, plan: Plan, options: TurnOptions, *, stream: bool
-) -> AsyncGenerator[StreamEvent, None]:
+) -> AsyncStream | Awaitable[TurnResult]:
     """A plan that leaves nothing and follows nothing: no session is made for it."""
     system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
     messages = [*system, *plan.messages]
-    tools = plan.tools or None
     common: GenerateOptions = {
-        "tools": tools,
+        "tools": plan.tools or None,
         "sampling": options.get("sampling"),
         "priority": options.get("priority", 0),
     }
-    if not stream:
-        result = await client.generate(messages=messages, **common)
+    if stream:
+        return client.stream_generate(messages=messages, **common)
+    return client.generate(messages=messages, **common)
+
+
+async def _events(
+    running: AsyncStream | Awaitable[TurnResult], is_over: Callable[[], bool]
+) -> AsyncGenerator[StreamEvent, None]:
+    if not isinstance(running, AsyncStream):
+        result = await running
         yield StreamEvent(text=result.text, tokens=result.tokens, result=result)
         return
-    async for event in _all_of(client.stream_generate(messages=messages, **common)):
-        yield event
-
-
-async def _all_of(events: AsyncStream) -> AsyncGenerator[StreamEvent, None]:
     try:
-        async for event in events:
+        async for event in running:
             yield event
+            if event.result is None and is_over():
+                result = await running.cancel(keep=True)
+                if result is None:
+                    raise TurnFailed("the turn could not be ended with its first call")
+                yield StreamEvent(result=result)
+                return
     finally:
-        await events.aclose()
+        await running.aclose()
 
 
 async def _quietly(work: Coroutine[Any, Any, object]) -> None:

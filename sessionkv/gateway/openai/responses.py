@@ -50,7 +50,13 @@ class _Answer:
         """All events; the last one has the whole response."""
         calls = bool(self.plan.tools) and self.plan.kept.calls_tools
         parser, writer = self.store.parser(self.id, calls=calls), self.writer
-        running = self.store.run(self.plan, self.options, stream=stream)
+        running = self.store.run(
+            self.plan,
+            self.options,
+            # Where the reply ends with its first call somebody has to see it come.
+            stream=stream or (calls and self.plan.kept.calls_once),
+            is_over=lambda: writer.is_over,
+        )
         has_begun = False
         try:
             async for event in running:
@@ -58,8 +64,9 @@ class _Answer:
                     has_begun = True
                     for first in writer.begin(self.body("in_progress")):
                         yield first
-                for said in writer.feed(parser.feed(event.text)):
-                    yield said
+                if event.text:
+                    for said in writer.feed(parser.feed(event.text)):
+                        yield said
                 if event.result is not None:
                     is_cut = event.result.finish_reason is FinishReason.LENGTH
                     for said in [*writer.feed(parser.end()), *writer.end(is_cut=is_cut)]:
@@ -168,7 +175,11 @@ def router(services: Services) -> APIRouter:
 def _answer(store: ResponseStore, body: ResponseRequest, plan: Plan) -> _Answer:
     (sampling,) = sampling_of(body, max_tokens=body.max_output_tokens, logprobs=None)
     options: TurnOptions = {"sampling": sampling, "priority": priority_of(body)}
-    writer = ResponseWriter(str(plan.kept.echo["id"]), seals=body.seals_reasoning)
+    writer = ResponseWriter(
+        str(plan.kept.echo["id"]),
+        seals=body.seals_reasoning,
+        calls_once=body.parallel_tool_calls is False,
+    )
     keeps = plan.is_stored and body.prompt_cache_retention == "24h"
     return _Answer(store, plan, options, writer, DAY_S if keeps else None)
 
