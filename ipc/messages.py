@@ -136,6 +136,18 @@ class Generate(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Pieces(Request):
+    """What bytes tokens stand for, control tokens spelled out. Reply: Result {"pieces": [bytes]}.
+
+    The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+    tokenizers put before it.
+    """
+
+    TYPE: ClassVar[str] = "pieces"
+    tokens: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Count(Request):
     """How many prompt tokens a :class:`Generate` of the same would have now.
 
@@ -147,18 +159,6 @@ class Count(Request):
     prompt: str | None = None
     messages: Sequence[ChatMessage] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces(Request):
-    """What bytes tokens stand for, control tokens spelled out. Reply: Result {"pieces": [bytes]}.
-
-    The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
-    tokenizers put before it.
-    """
-
-    TYPE: ClassVar[str] = "pieces"
-    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,8 +416,8 @@ REQUESTS: Mapping[str, type[Request]] = {
         Open,
         Turn,
         Generate,
-        Count,
         Pieces,
+        Count,
         Cancel,
         Fork,
         Rewind,

@@ -375,8 +375,8 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         **_TURN_CHECKS,
     },
     m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
-    m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Pieces: {"tokens": _tokens},
+    m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
     m.Fork: {
         "session": _session_name,

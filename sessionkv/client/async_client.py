@@ -101,6 +101,11 @@ class AsyncClient:
 
         return AsyncStream(self, self._core, start, self._abandon)
 
+    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out."""
+        value = await self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
+
     async def count(
         self,
         prompt: str | None = None,
@@ -116,11 +121,6 @@ class AsyncClient:
     async def served(self) -> Served:
         """What the engine serves; it is asked where it has not answered anything yet."""
         return served(self._core.welcome or await self.welcome())
-
-    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """Bytes that each token id stands for, control tokens spelled out."""
-        value = await self._call(wire.Pieces, {"tokens": tokens})
-        return list(value["pieces"])
 
     async def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""

@@ -131,6 +131,15 @@ class Client:
         pending = self._core.submit(wire.Generate, fields)
         return Stream(self, self._core, pending, self._core.abandon)
 
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out.
+
+        The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+        tokenizers put before it.
+        """
+        value = self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
+
     def count(
         self,
         prompt: str | None = None,
@@ -158,15 +167,6 @@ class Client:
         if self._core.welcome is None:
             raise ConnectionLost("the engine did not greet this connection")
         return served(self._core.welcome)
-
-    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """Bytes that each token id stands for, control tokens spelled out.
-
-        The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
-        tokenizers put before it.
-        """
-        value = self._call(wire.Pieces, {"tokens": tokens})
-        return list(value["pieces"])
 
     def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""

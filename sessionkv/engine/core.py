@@ -24,6 +24,7 @@ from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.copy_lanes import CopiesStarted
 from sessionkv.engine.draining import Drainer
 from sessionkv.engine.durability import DurabilityDesk
+from sessionkv.engine.grammar_desk import GrammarReady
 from sessionkv.engine.housekeeping import Chore, Housekeeping
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.loading import Loader, Ready
@@ -286,6 +287,8 @@ class Core:
             self._loader.answered(message)
         elif isinstance(message, TransferResult):
             self._moved(message, now)
+        elif isinstance(message, GrammarReady):
+            turns.compiled(message, now)
         elif isinstance(message, CopiesStarted):
             self._promised.started(message)
         elif isinstance(message, LookedUp):

@@ -9,6 +9,7 @@ from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.tree import TurnTree
 from sessionkv.cache.turns import HeadId
 from sessionkv.config import EngineConfig
+from sessionkv.engine.grammar_desk import GrammarDesk
 from sessionkv.engine.metrics import Metrics
 from sessionkv.engine.movers import Mover
 from sessionkv.engine.planner import LoadPlanner
@@ -45,6 +46,7 @@ class CoreParts:
     runner: Runner
     store: StoreWorker
     mover: Mover
+    grammars: GrammarDesk
     metrics: Metrics
     host_bytes: int
     disk_bytes: int

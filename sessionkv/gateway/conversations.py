@@ -124,18 +124,16 @@ class Conversations:
             self.later(self._delete(oldest))
 
     async def name(self, running: str, name: str, keeping: Keeping) -> None:
-        """Give a session whose turn is committed its name; both requests go at once."""
-        session = self.client.session(running)
-        naming = asyncio.ensure_future(session.fork(name))
+        """Give a session whose turn is committed its name; the first step sends the request."""
         try:
-            await self._delete(running)
-            await naming
+            await self.client.session(running).fork(name)
         except SessionExists:  # the same was asked and answered before
             pass
         except SessionKVError as error:
             self.forget(name)
             _log.warning("a conversation could not be kept: %s", error.message)
             return
+        await self._delete(running)
         if keeping.tier is None:
             return
         try:
@@ -195,7 +193,8 @@ class Exchange:
         Raises:
             SessionKVError: It failed.
         """
-        events = self._events(options, stream=True)
+        asked: TurnOptions = {**options, "progress": True}
+        events = self._events(asked, stream=True)
         try:
             async for event in events:
                 yield event

@@ -99,11 +99,7 @@ class Services:
             ConnectionLost: No engine is there.
         """
         if self._model is None:
-            welcome = await (await self._clients.get(None)).client.welcome()
-            self._model = ServedModel(
-                welcome.model,
-                welcome.limits.get("max_model_len", 0),
-                welcome.limits,
-                self.settings.reply_style or ReplyStyle.from_map(welcome.reply_style),
-            )
+            served = await (await self._clients.get(None)).client.served()
+            style = self.settings.reply_style or served.reply_style
+            self._model = ServedModel(served.model, served.max_model_len, served.limits, style)
         return self._model

@@ -25,7 +25,7 @@ from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel, Services
 from sessionkv.gateway.side_by_side import all_of, merged
-from sessionkv.gateway.sse import EventStream, data, unless_gone
+from sessionkv.gateway.sse import EventStream, data, progress, unless_gone
 from sessionkv.types import SamplingParams
 
 
@@ -152,6 +152,9 @@ class _Asked:
         begun: set[int] = set()
         try:
             async for index, event in together:
+                if event.progress is not None:
+                    yield progress(event.progress)
+                    continue
                 if index not in begun:
                     begun.add(index)
                     yield self._chunk(_Piece(index, {"role": "assistant", "content": ""}))
