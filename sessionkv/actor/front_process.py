@@ -134,6 +134,11 @@ class FrontProcess:
             self._hurry_asked = True
         self._waker.wake()
 
+    def beat(self) -> None:
+        """Give one sign of life: :meth:`run` gives them from when it is called."""
+        with suppress(ConnectionLost):  # told by its end, and with what it sent before
+            self._frames.send_if_free(self._beat)
+
     def run(self, host: CoreHost, on_stopping: Callable[[int], None] | None = None) -> None:
         """Watch both until core has stopped and clients know, or one is lost.
 
@@ -155,8 +160,7 @@ class FrontProcess:
                 now = time.monotonic()
                 if now >= next_beat:
                     next_beat = now + beat_s
-                    with suppress(ConnectionLost):  # told by its end, and with what it sent before
-                        self._frames.send_if_free(self._beat)
+                    self.beat()
                     self._give_up_if_stuck(now)
                 ready = dict(poller.poll(math.ceil(max(0.0, next_beat - now) * 1000)))
                 if self._waker.fd in ready:

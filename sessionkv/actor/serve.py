@@ -94,7 +94,7 @@ def run_serve(
                 host.start()
                 report = {"endpoint": listener.endpoint, **host.report}
                 if gateway is not None:
-                    gateway.start({"endpoint": listener.endpoint}, front.stop)
+                    gateway.start({"endpoint": listener.endpoint}, front.stop, meanwhile=front.beat)
                     report["http"] = gateway.url
                 if on_ready is not None:
                     on_ready(report)
