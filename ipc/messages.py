@@ -182,6 +182,18 @@ class Info(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Places(Request):
+    """Where the session's blocks are. O(history).
+
+    Reply: Result ``{"block_tokens": int, "block_bytes": int, "blocks": int, "counts": {place: int},
+    "runs": [[place, count]]}``; the runs in order from the log's start, at most 256.
+    """
+
+    TYPE: ClassVar[str] = "places"
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Close(Request):
     """End the handle (``keep``) or delete the session. Reply: Result ``{"closed": bool}``."""
 
@@ -356,6 +368,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Pin,
         Unpin,
         Info,
+        Places,
         Close,
         List,
         Export,

@@ -376,6 +376,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
     },
     m.Unpin: {"session": _session_name},
     m.Info: {"session": _session_name, "history": _boolean},
+    m.Places: {"session": _session_name},
     m.Close: {"session": _session_name, "keep": _boolean},
     m.List: {"prefix": _prefix, "after": _session_name, "limit": _integer(1, bounds.MAX_PAGE)},
     m.Export: {"session": _session_name, "nodes": _numbers},
@@ -392,6 +393,7 @@ _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Pin: _NAME,
     m.Unpin: _NAME,
     m.Info: _NAME,
+    m.Places: _NAME,
     m.Close: _NAME,
     m.Export: _NAME,
 }

@@ -277,15 +277,18 @@ class Writer:
         if not isinstance(value, Mapping) or "nodes" not in value:
             return value
         messages: list[Message] = []
+        nodes: list[str] = []
         for node_id, kind, incoming, reply in value["nodes"]:
             if kind == "root":
                 system, _ = read_root(node_id, incoming)
                 messages += [] if system is None else [Message("system", system)]
-                continue
-            messages += read_messages(node_id, incoming)
-            messages.append(read_reply(node_id, reply))
+            else:
+                messages += read_messages(node_id, incoming)
+                messages.append(read_reply(node_id, reply))
+            nodes += [format_node_id(node_id)] * (len(messages) - len(nodes))
         rest = {k: v for k, v in value.items() if k != "nodes"}
-        return rest | {"messages": [message.to_map() for message in messages]}
+        as_maps = [message.to_map() for message in messages]
+        return rest | {"messages": as_maps, "message_nodes": nodes}
 
 
 def _content_bytes(message: Mapping[str, Any]) -> int:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from sessionkv.client.client import Client, Session
 from sessionkv.client.results import (
     PinInfo,
+    Places,
     SessionInfo,
+    SessionPage,
     StreamEvent,
     TierBytes,
     TurnResult,
@@ -35,8 +37,10 @@ __all__ = [
     "AsyncStream",
     "Client",
     "PinInfo",
+    "Places",
     "Session",
     "SessionInfo",
+    "SessionPage",
     "Stream",
     "StreamEvent",
     "TierBytes",

@@ -40,6 +40,7 @@ REQUESTS = [
     m.Pin(11, session="a", tier="disk", ttl_s=60.0, priority=1),
     m.Unpin(12, session="a"),
     m.Info(13, session="a", history=True),
+    m.Places(20, session="a"),
     m.Close(14, session="a", keep=False),
     m.List(15, prefix="a", after="ab", limit=5),
     m.Flush(16),
