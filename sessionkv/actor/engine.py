@@ -45,6 +45,11 @@ class _FrontThread:
 
     # Transport: the client's side
 
+    @property
+    def welcome(self) -> wire.Welcome | None:
+        """Nobody is greeted within a process."""
+        return None
+
     def start(self, sink: ReplySink) -> None:
         """Begin to deliver to the client."""
         self._sink = sink

@@ -121,6 +121,18 @@ class AsyncClient:
         """Delete a session: its name, and every turn and block that no other session reaches."""
         await self._call(wire.Close, {"session": name, "keep": False})
 
+    async def welcome(self) -> wire.Welcome:
+        """How the engine greeted this connection: its model, its limits.
+
+        Raises:
+            ConnectionLost: It does not answer, or has no socket and so greets nobody.
+        """
+        await self._call(wire.Ping, {"consumed": self._core.consumed})
+        welcome = self._core.welcome
+        if welcome is None:
+            raise ConnectionLost("the engine did not greet this connection")
+        return welcome
+
     async def flush(self) -> dict[str, Any]:
         """Write the KV of all idle sessions to disk; returns counts when that is done."""
         value: dict[str, Any] = await self._call(wire.Flush, {}, has_timeout=False)

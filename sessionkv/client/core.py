@@ -20,7 +20,7 @@ from typing import Any
 
 from sessionkv.client.pending import Pending
 from sessionkv.errors import EngineClosed, SessionKVError
-from sessionkv.ipc.messages import Cancel, Delta, Ping, Reply, Request, Restarted
+from sessionkv.ipc.messages import Cancel, Delta, Ping, Reply, Request, Restarted, Welcome
 from sessionkv.ipc.transport import Transport
 
 REPORT_EVERY = 256
@@ -120,6 +120,11 @@ class ClientCore:
         """
         if os.getpid() != self._pid:
             raise EngineClosed("this client was made before a fork; make a new one in the child")
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The engine's last greeting; None before it, and where there is no socket."""
+        return self._transport.welcome
 
     def close(self) -> None:
         """End the connection; what is open on it ends with ``EngineClosed``.
