@@ -43,7 +43,7 @@ class Transport(Protocol):
 
     @property
     def welcome(self) -> Welcome | None:
-        """How the engine greeted; None before it did, and where it is in this process."""
+        """How the engine greeted; None before it did. It does so before it answers anything."""
         ...
 
     def start(self, sink: ReplySink) -> None:

@@ -13,6 +13,8 @@ from sessionkv.client.client import Client, Session
 from sessionkv.client.results import (
     PinInfo,
     Places,
+    PromptProgress,
+    Served,
     SessionInfo,
     SessionPage,
     StreamEvent,
@@ -38,6 +40,8 @@ __all__ = [
     "Client",
     "PinInfo",
     "Places",
+    "PromptProgress",
+    "Served",
     "Session",
     "SessionInfo",
     "SessionPage",

@@ -18,11 +18,15 @@ from sessionkv.client.async_stream import AsyncStream, Awaited, Leave
 from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.results import (
+    NodeInfo,
     Places,
+    Served,
     SessionInfo,
     SessionPage,
     TurnResult,
+    node_info,
     page_of_sessions,
+    served,
     session_info,
     session_places,
     turn_result,
@@ -55,6 +59,7 @@ class AsyncClient:
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
         budget_bytes: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> AsyncSession:
         """Create a session, or resume the one of that name."""
         fields = given(
@@ -63,6 +68,7 @@ class AsyncClient:
             tools=tools,
             history=history,
             budget_bytes=budget_bytes,
+            metadata=metadata,
         )
         await self._call(wire.Open, fields)
         return AsyncSession(self, name)
@@ -99,6 +105,22 @@ class AsyncClient:
 
         return AsyncStream(self, self._core, start, self._abandon)
 
+    async def count(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[wire.ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`generate` of the same would have now."""
+        fields = given(prompt=prompt, messages=messages, tools=tools)
+        value: dict[str, int] = await self._call(wire.Count, fields)
+        return value["tokens"]
+
+    async def served(self) -> Served:
+        """What the engine serves; it is asked where it has not answered anything yet."""
+        return served(self._core.welcome or await self.welcome())
+
     async def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""
         found: list[SessionInfo] = []
@@ -125,7 +147,7 @@ class AsyncClient:
         """How the engine greeted this connection: its model, its limits.
 
         Raises:
-            ConnectionLost: It does not answer, or has no socket and so greets nobody.
+            ConnectionLost: It does not answer.
         """
         await self._call(wire.Ping, {"consumed": self._core.consumed})
         welcome = self._core.welcome
@@ -177,7 +199,7 @@ class AsyncClient:
                 item, _ = await awaited.get()
                 if isinstance(item, wire.Done):
                     return turn_result(item)
-                if not isinstance(item, wire.Delta | wire.Restarted):
+                if not isinstance(item, wire.PROVISIONAL):
                     raise failure(item)
         finally:
             if not awaited.pending.ended:
@@ -265,6 +287,10 @@ class AsyncSession:
         """Ids of the session's turns, its root first. O(turns)."""
         value = await self._call(wire.Export)
         return tuple(f"n-{number}" for number in value["path"])
+
+    async def node(self, node: str | None = None) -> NodeInfo:
+        """What is kept of one turn of the session: the last one, or the one of that id."""
+        return node_info(await self._call(wire.Node, node=node))
 
     async def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing; without ``keep`` the session is deleted."""
