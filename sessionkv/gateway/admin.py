@@ -103,7 +103,7 @@ class CloseBody(Named):
     keep: bool = True
 
 
-def same_origin(request: Request) -> None:
+async def same_origin(request: Request) -> None:
     """Refuse what a browser sends for another site's page."""
     site = request.headers.get("sec-fetch-site", "none")
     origin = request.headers.get("origin")

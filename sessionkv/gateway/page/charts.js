@@ -4,6 +4,7 @@ import { byId, element, setText, shape } from "./dom.js";
 import { milliseconds, percent, rate } from "./words.js";
 
 const WINDOW_S = 300;
+const LEAST_WINDOW_S = 60;
 const WIDTH = 300;
 const HEIGHT = 60;
 
@@ -48,6 +49,7 @@ class Chart {
     this.points = [];
     this.now = element("span", { class: "chart-now" }, "nothing yet");
     this.most = element("span", { class: "chart-most muted" }, "");
+    this.past = element("span", { class: "chart-past muted" }, "");
     this.line = shape("path", { class: "chart-line" });
     this.dots = shape("g", { class: "chart-dots" });
     const picture = shape(
@@ -62,7 +64,7 @@ class Chart {
         "figure",
         { class: "chart" },
         element("figcaption", {}, `${title}: `, this.now),
-        element("div", { class: "chart-frame" }, picture, this.most),
+        element("div", { class: "chart-frame" }, picture, this.most, this.past),
       ),
     );
   }
@@ -74,9 +76,12 @@ class Chart {
     }
     while (this.points.length && this.points[0].seconds < seconds - WINDOW_S) this.points.shift();
     if (!this.points.length) return;
+    const [{ seconds: first }] = this.points;
+    const span = Math.max(LEAST_WINDOW_S, seconds - first);
+    setText(this.past, `${Math.round(span)} s ago`);
     const most = this.mostOf(Math.max(...this.points.map((point) => point.value)));
     const at = this.points.map((point) => ({
-      x: WIDTH - ((seconds - point.seconds) / WINDOW_S) * WIDTH,
+      x: WIDTH - ((seconds - point.seconds) / span) * WIDTH,
       y: HEIGHT - 2 - (point.value / most) * (HEIGHT - 4),
     }));
     this.line.setAttribute("d", at.map(({ x, y }, i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join(""));

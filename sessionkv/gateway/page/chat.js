@@ -20,6 +20,13 @@ export class Chat {
     this.running = new Map(); // session -> {said, reply, controller}
     this.spoken = new Spoken(byId("spoken"));
     this.log = byId("log");
+    this.scroll = byId("scroll");
+    this.follows = true; // the end is seen, and is to be seen when something comes
+    this.scroll.addEventListener("scroll", () => {
+      const { scrollTop, scrollHeight, clientHeight } = this.scroll;
+      this.follows = scrollHeight - scrollTop - clientHeight < 40;
+    });
+    new ResizeObserver(() => this.toEnd()).observe(this.scroll);
     byId("earlier").addEventListener("click", () => {
       this.shown += SHOWN;
       this.draw();
@@ -30,6 +37,7 @@ export class Chat {
   async show(name) {
     this.name = name;
     this.shown = SHOWN;
+    this.follows = true;
     await this.reload();
   }
 
@@ -51,7 +59,7 @@ export class Chat {
     const start = Math.max(0, this.messages.length - this.shown);
     const items = this.messages.slice(start).map((message, i) => {
       const next = this.messages[start + i + 1];
-      return this.stored(message, next === undefined || next.node !== message.node);
+      return this.stored(message, next?.node ?? null);
     });
     const running = this.running.get(this.name);
     if (running) items.push(running.said, running.reply);
@@ -59,29 +67,36 @@ export class Chat {
     byId("earlier").hidden = start === 0;
     byId("empty").hidden = items.length > 0;
     this.showRunning();
-    scrollToEnd();
+    this.toEnd();
   }
 
-  stored(message, endsTurn) {
+  toEnd() {
+    if (this.follows) this.scroll.scrollTop = this.scroll.scrollHeight;
+  }
+
+  /** A message of the history; `next` is the turn of the one behind it. */
+  stored(message, next) {
     const item = bubble(message.role, contentOf(message));
-    if (endsTurn && message.role === "assistant") {
+    if (next !== message.node && message.role === "assistant") {
       const report = this.reports.get(message.node);
       if (report) {
         const badge = new Badge();
         badge.finish(report.cache, report.completion);
         item.append(badge.node);
       }
-      item.append(this.turnActions(message.node));
+      item.append(this.turnActions(message.node, next === null));
     }
     return item;
   }
 
-  turnActions(node) {
+  turnActions(node, isLast) {
+    const button = (text, does) =>
+      element("button", { type: "button", class: "small", onclick: () => does(node) }, text);
     return element(
       "p",
       { class: "turn-actions" },
-      element("button", { type: "button", class: "small", onclick: () => this.actions.forkAt(node) }, "Fork from here"),
-      element("button", { type: "button", class: "small", onclick: () => this.actions.rewindTo(node) }, "Rewind to here"),
+      button("Fork from here…", this.actions.forkAt),
+      isLast ? null : button("Rewind to here", this.actions.rewindTo),
     );
   }
 
@@ -96,6 +111,7 @@ export class Chat {
     const words = reply.querySelector(".text");
     const controller = new AbortController();
     this.running.set(name, { said: bubble("user", text), reply, controller });
+    this.follows = true;
     this.draw();
     let problem = null;
     try {
@@ -127,7 +143,7 @@ export class Chat {
         this.remember(value.node, value.cache, value.completion_tokens);
         if (isShown()) this.spoken.end(badge.text.textContent);
       }
-      if (isShown()) scrollToEnd();
+      if (isShown()) this.toEnd();
     }
     if (!over) throw new Error("the connection ended before the reply did");
   }
@@ -152,6 +168,11 @@ export class Chat {
     this.reports.delete(node);
     this.reports.set(node, { cache, completion: completion ?? known?.completion ?? null });
     if (this.reports.size > REMEMBERED) this.reports.delete(this.reports.keys().next().value);
+  }
+
+  /** The cache report of a turn, null where it is not known. */
+  reportOf(node) {
+    return this.reports.get(node)?.cache ?? null;
   }
 
   /** What the last user message of the session said, for when it is taken back. */
@@ -185,11 +206,6 @@ function contentOf(message) {
   if (typeof content === "string") return content;
   if (Array.isArray(content)) return content.map((part) => part.text ?? "").join("");
   return message.tool_calls ? JSON.stringify(message.tool_calls, null, 2) : "";
-}
-
-function scrollToEnd() {
-  const scroll = byId("scroll");
-  scroll.scrollTop = scroll.scrollHeight;
 }
 
 /** The head of the pane: what is known of the session. */

@@ -69,7 +69,8 @@ class Page {
   onSession({ name, session, places }) {
     if (name !== this.selected) return;
     this.places.show(name, places);
-    showMiss(session?.last_cache ?? null);
+    if (session?.last_cache) this.chat.remember(session.node, session.last_cache);
+    showMiss(session && this.chat.reportOf(session.node));
     this.showSession(session);
   }
 
@@ -105,7 +106,20 @@ class Page {
     while (listing.next !== null && listing.sessions.length < wanted) {
       listing = joined(listing, await this.pageAfter(listing.next));
     }
-    this.showListing(listing);
+    this.showListing(await this.withSelected(listing));
+  }
+
+  /** The listing, and the chosen session where it is on a later page. */
+  async withSelected(listing) {
+    const name = this.selected;
+    if (name === null || listing.next === null) return listing;
+    if (listing.sessions.some((session) => session.name === name)) return listing;
+    try {
+      return { ...joined(listing, await ask("tree", { session: name })), next: listing.next };
+    } catch (error) {
+      if (error.code !== "session_not_found") throw error;
+      return listing;
+    }
   }
 
   listSoon() {
@@ -129,7 +143,8 @@ class Page {
   async select(name) {
     this.selected = name;
     this.tree.show(this.listing, name);
-    this.places.show(name, null);
+    this.tree.reveal();
+    this.places.show(name, undefined);
     showMiss(null);
     showFacts(name, "");
     this.watch.follow(name);
@@ -258,8 +273,9 @@ class Page {
 
 function joined(listing, more) {
   const known = new Set(listing.nodes.map((node) => node.node));
+  const names = new Set(listing.sessions.map((session) => session.name));
   return {
-    sessions: [...listing.sessions, ...more.sessions],
+    sessions: [...listing.sessions, ...more.sessions.filter(({ name }) => !names.has(name))],
     nodes: [...listing.nodes, ...more.nodes.filter((node) => !known.has(node.node))],
     next: more.next,
   };

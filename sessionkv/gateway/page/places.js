@@ -22,7 +22,7 @@ export class Places {
     this.lanes.append(labels, this.picture);
   }
 
-  /** Draw what the engine told; null for no session. */
+  /** Draw what the engine told; null where there is no such session, undefined before it told. */
   show(name, places) {
     const counts = places?.counts ?? {};
     for (const place of PLACES) setText(this.counts.get(place), count(counts[place] ?? 0));
@@ -65,6 +65,7 @@ export function columnsOf({ blocks, runs }) {
 }
 
 function inWords(places) {
+  if (places === undefined) return "The engine is asked.";
   if (places === null) return "There is no such session any more.";
   if (!places.blocks) return "It has no blocks yet.";
   const where = PLACES.filter((place) => places.counts[place])

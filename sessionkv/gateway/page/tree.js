@@ -7,6 +7,7 @@ import { count, counted } from "./words.js";
 const STEP = 18; // from one turn to the next
 const ROW = 54; // from one session to the next
 const RAIL = 40; // middle of the dots in a row
+const MOST_INDENT = 90;
 
 export class Tree {
   /** `actions`: select(name), and what is done at a turn: see `panel`. */
@@ -31,6 +32,11 @@ export class Tree {
     setText(byId("tree-status"), `${counted(listing.sessions.length, "session")}${more}`);
   }
 
+  /** Scroll to the chosen session. */
+  reveal() {
+    this.node.querySelector(".row.chosen")?.scrollIntoView({ block: "nearest" });
+  }
+
   focusOn(key) {
     [...this.node.querySelectorAll("[data-key]")].find((node) => node.dataset.key === key)?.focus();
   }
@@ -52,8 +58,8 @@ export class Tree {
     const { session, turns } = row;
     const chosen = session.name === this.selected;
     const facts = [counted(session.turns, "turn"), `${count(session.tokens)} tokens`];
-    if (session.pin) facts.push(`pinned in ${session.pin.tier}`);
-    if (session.running) facts.push("running");
+    if (session.pin) facts.unshift(`pinned in ${session.pin.tier}`);
+    if (session.running) facts.unshift("running");
     const name = element(
       "button",
       {
@@ -69,7 +75,7 @@ export class Tree {
     return element(
       "li",
       { class: chosen ? "row chosen" : "row" },
-      element("div", { class: "row-head" }, name, element("span", { class: "muted facts" }, facts.join(" · "))),
+      indented(row, name, element("span", { class: "muted facts" }, facts.join(" · "))),
       rail,
     );
   }
@@ -138,6 +144,13 @@ export class Tree {
       to.focus();
     }
   }
+}
+
+/** What stands above a row's dots, beginning where the row does, but seen whole. */
+function indented(row, ...parts) {
+  const head = element("div", { class: "row-head" }, ...parts);
+  if (row.from) head.style.setProperty("--indent", `${Math.min(xOf(row.from.turn), MOST_INDENT)}px`);
+  return head;
 }
 
 const xOf = (turn) => STEP * (turn.turn + 1);
