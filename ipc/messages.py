@@ -218,6 +218,18 @@ class Info(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Places(Request):
+    """Where the session's blocks are. O(history).
+
+    Reply: Result ``{"block_tokens": int, "block_bytes": int, "blocks": int, "counts": {place: int},
+    "runs": [[place, count]]}``; the runs in order from the log's start, at most 256.
+    """
+
+    TYPE: ClassVar[str] = "places"
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Node(Request):
     """One turn of a session, ``node`` or the last. Reply: Result with everything kept of it."""
 
@@ -424,6 +436,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Pin,
         Unpin,
         Info,
+        Places,
         Node,
         Close,
         List,

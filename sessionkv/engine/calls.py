@@ -15,6 +15,7 @@ from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.exports import export
 from sessionkv.engine.messages import Call, CallDone, ImportSessions, OpenSession, SubmitTurn
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.places import PlacesDesk
 from sessionkv.engine.stats import engine_stats
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
@@ -26,7 +27,7 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map
-from sessionkv.store.answers import Checked
+from sessionkv.store.answers import Checked, Held
 from sessionkv.store.questions import SessionPage
 from sessionkv.types import BlockHash, SessionRow, Tier
 from sessionkv.types.portable_tree import PortableTree
@@ -48,7 +49,11 @@ def sessions_named(message: object) -> tuple[HeadId, ...]:
 
 
 class CallDesk:
-    """Answers calls; replies go to ``turns.out``."""
+    """Answers calls; replies go to ``turns.out``.
+
+    Attributes:
+        places: Says where the blocks of sessions are.
+    """
 
     def __init__(self, parts: CoreParts, commits: Commits, turns: TurnDesk) -> None:
         self._parts = parts
@@ -56,6 +61,7 @@ class CallDesk:
         self._commits = commits
         self._turns = turns
         self._flushes: list[int] = []
+        self.places = PlacesDesk(parts)
 
     def open(self, ask: OpenSession, wall: float) -> None:
         """Create or resume a session."""
@@ -116,6 +122,8 @@ class CallDesk:
                 self._answer(CallDone(ask.call_id, export(self._tree, tenant, request)))
             elif isinstance(request, wire.Stats):
                 self._answer(CallDone(ask.call_id, engine_stats(self._parts, now)))
+            elif isinstance(request, wire.Places):
+                self.places.ask(ask.call_id, (tenant, request.session))
             elif isinstance(request, wire.Flush):
                 self._parts.store.check(ask.call_id)
             elif isinstance(request, wire.Close):
@@ -191,6 +199,10 @@ class CallDesk:
             self._flushes.clear()
 
     # Questions -------------------------------------------------------------------------------
+
+    def placed(self, held: Held) -> None:
+        """Answer where a session's blocks are, now that the disk has said what it has."""
+        self._answer(self.places.answer(held))
 
     def list(self, call_id: int, page: SessionPage) -> None:
         """Answer with a page of sessions, as the journal has them."""

@@ -56,7 +56,15 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc.messages import List
 from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
-from sessionkv.store.worker import Answered, Checked, Committed, DiskEvicted, DiskLost, LookedUp
+from sessionkv.store.worker import (
+    Answered,
+    Checked,
+    Committed,
+    DiskEvicted,
+    DiskLost,
+    Held,
+    LookedUp,
+)
 from sessionkv.types import MoveOutcome, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
@@ -305,6 +313,8 @@ class Core:
             self._parts.kv.on_disk_evicted(message.keys)
         elif isinstance(message, DiskLost):
             self._parts.kv.on_disk_lost()
+        elif isinstance(message, Held):
+            self._calls.placed(message)
         elif isinstance(message, Checked):
             self._calls.flush(message)
         elif isinstance(message, Drain):
