@@ -35,6 +35,8 @@ MAX_TENANT_BYTES = 256
 """Length of a tenant's name."""
 MAX_NODE_BYTES = 64
 """Length of a node id."""
+MAX_METADATA_BYTES = 2**16
+"""Metadata of one turn or of a session's root, as JSON."""
 MAX_PRIORITY = 100
 """Priorities of turns go from minus this to this, those of pins from 0 to this."""
 MAX_DEADLINE_S = 7 * 24 * 3600.0

@@ -50,6 +50,7 @@ def build_front(setup: FrontSetup) -> Front:
         pid=setup.pid,
         model=setup.model,
         limits=limits,
+        reply_style=text.reply_style.to_map(),
     )
     writer = Writer(text, setup.limits, setup.max_model_len)
     return Front(writer, setup.limits, info, access=setup.access)

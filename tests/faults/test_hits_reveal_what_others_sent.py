@@ -94,7 +94,7 @@ def answers(folder: Path, *, victim_is_there: bool) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_ten_thousand_probes_tell_nothing(tmp_path: Path) -> None:
     with_victim = answers(tmp_path / "with", victim_is_there=True)
     without = answers(tmp_path / "without", victim_is_there=False)
