@@ -40,12 +40,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Request):
-    """First message of a connection. Reply: :class:`Welcome`."""
+    """First message of a connection. Reply: :class:`Welcome`, or ``unauthorized``.
+
+    ``tenant`` is whom an operator's key acts for.
+    """
 
     TYPE: ClassVar[str] = "hello"
     version: int = PROTOCOL_VERSION
     client: str = ""
     key: str | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +326,7 @@ class Welcome(Reply):
     pid: int = 0
     model: str = ""
     tenant: str = "local"
+    operator: bool = True
     limits: Mapping[str, Any] = field(default_factory=dict)
     reply_style: Mapping[str, Any] = field(default_factory=dict)
 

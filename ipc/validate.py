@@ -356,6 +356,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "version": _version,
         "client": _string(0, bounds.MAX_CLIENT_BYTES),
         "key": _string(1, bounds.MAX_API_KEY_BYTES),
+        "tenant": _string(1, bounds.MAX_TENANT_BYTES),
     },
     m.Ping: {"consumed": _integer(0, bounds.MAX_ID)},
     m.Bye: {},

@@ -44,11 +44,15 @@ class AsyncClient:
         endpoint: str | None = None,
         *,
         timeout_s: float = 30.0,
+        key: str | None = None,
+        tenant: str | None = None,
         transport: Transport | None = None,
     ) -> None:
         """Connect; arguments and errors as for :class:`~sessionkv.client.client.Client`."""
         self._timeout_s = timeout_s
-        self._core = ClientCore(transport or socket_transport(endpoint, timeout_s))
+        self._core = ClientCore(
+            transport or socket_transport(endpoint, timeout_s, key=key, tenant=tenant)
+        )
         self._finalizer = weakref.finalize(self, self._core.close)
 
     async def open(

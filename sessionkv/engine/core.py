@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sessionkv.cache.invariants import InvariantBroken
+from sessionkv.engine.access import apply_access, declare_public
 from sessionkv.engine.arrivals import Arrivals
 from sessionkv.engine.calls import CallDesk, sessions_named
 from sessionkv.engine.commits import Commits, PendingCommit
@@ -36,8 +37,10 @@ from sessionkv.engine.messages import (
     CoreStopped,
     Drain,
     ImportSessions,
+    NewAccess,
     OpenSession,
     PathWanted,
+    PublicPrefixes,
     StopAt,
     SubmitTurn,
     TurnRefused,
@@ -317,6 +320,11 @@ class Core:
             self._calls.placed(message)
         elif isinstance(message, Checked):
             self._calls.flush(message)
+        elif isinstance(message, PublicPrefixes):
+            declare_public(self._parts, message)
+        elif isinstance(message, NewAccess):
+            apply_access(self._parts, message.access)
+            turns.out.append(message)
         elif isinstance(message, Drain):
             self._drainer.begin(message, now)
 

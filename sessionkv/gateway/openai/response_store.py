@@ -268,10 +268,10 @@ async def _events(
         async for event in running:
             yield event
             if event.result is None and is_over():
-                result = await running.cancel(keep=True)
-                if result is None:
+                kept = await running.cancel(keep=True)
+                if kept is None:
                     raise TurnFailed("the turn could not be ended with its first call")
-                yield StreamEvent(result=result)
+                yield StreamEvent(result=kept)
                 return
     finally:
         await running.aclose()
