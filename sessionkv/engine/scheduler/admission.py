@@ -241,13 +241,14 @@ class Admitter:
         if admission is None and alone and not self._desk.spills:
             # Holding what is matched can itself take the room that is missing (a tail is copied
             # while its source is leased): then everything is computed.
-            admission = self._take_blocks(sequence, _NOTHING_CACHED)
+            match = _NOTHING_CACHED
+            admission = self._take_blocks(sequence, match)
         if admission is None:
             sequence.tried_epoch = self._epoch
             if sequence.blocked_since is None:
                 sequence.blocked_since = now
             return False
-        self._admitted(sequence, admission, now)
+        self._admitted(sequence, admission, match, now)
         return True
 
     def _asks_again(self, sequence: Sequence, match: Match, now: float) -> bool:
@@ -271,7 +272,7 @@ class Admitter:
         known = len(sequence.token_ids)
         return self._kv.admit(sequence.seq_id, sequence.chain, match, room_tokens=known)
 
-    def _admitted(self, sequence: Sequence, admission: Admission, now: float) -> None:
+    def _admitted(self, sequence: Sequence, admission: Admission, match: Match, now: float) -> None:
         self._queue.remove(sequence)
         self.left(sequence)
         sequence.capacity_tokens = len(admission.block_ids) * self._kv.block_size
@@ -279,7 +280,7 @@ class Admitter:
         sequence.num_computed = sequence.num_staged = admission.device_tokens
         sequence.found_tokens = admission.found_tokens
         sequence.copies = admission.copies
-        sequence.accounting.admitted(now)
+        sequence.accounting.admitted(now, match)
         if admission.found_tokens > admission.device_tokens:
             sequence.state = SequenceState.FETCHING
         else:
