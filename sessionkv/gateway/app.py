@@ -16,7 +16,7 @@ from sessionkv.errors import SessionKVError
 from sessionkv.gateway import admin, page_files
 from sessionkv.gateway.anthropic import messages
 from sessionkv.gateway.errors import Problem, invalid_body, problem_response
-from sessionkv.gateway.openai import chat, models, responses
+from sessionkv.gateway.openai import chat, completions, models, responses
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.settings import GatewaySettings
 from sessionkv.gateway.sse import ClientGone
@@ -24,6 +24,7 @@ from sessionkv.gateway.sse import ClientGone
 _ROUTERS = (
     models.router,
     chat.router,
+    completions.router,
     responses.router,
     messages.router,
     admin.router,
