@@ -142,6 +142,7 @@ def test_the_next_turn_finds_all_that_came_before(served: HttpEngine) -> None:
     assert total(start) == total(message["usage"])
     report = found[-1]["sessionkv"]["cache"]
     assert (report["cached_tokens"], report["prompt_tokens"]) == (before, total(start))
+    assert report["miss"]["reason"] == "none"
 
 
 def test_thoughts_and_spaces_that_a_client_drops_cost_no_more_than_themselves(

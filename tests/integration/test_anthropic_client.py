@@ -64,8 +64,10 @@ def test_an_agent_asks_calls_a_tool_and_answers(client: anthropic.Anthropic) -> 
     messages += [first.to_param(), {"role": "user", "content": [result]}]
     second = client.messages.create(**fields(messages))
     assert [block.text for block in second.content if block.type == "text"] == [ANSWER]
-    assert second.usage.cache_read_input_tokens is not None
-    assert second.usage.cache_read_input_tokens >= total(first.usage)
+    # All but the last token sampled, which is computed by the turn after it; also that the call
+    # was written in another JSON than the template's.
+    known = total(first.usage) + first.usage.output_tokens - 1
+    assert second.usage.cache_read_input_tokens == known
     counted = client.messages.count_tokens(
         model=MODEL,
         messages=messages,

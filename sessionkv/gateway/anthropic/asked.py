@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
-from sessionkv.gateway.anthropic.blocks import Answer
+from sessionkv.gateway.anthropic.blocks import Answer, Event
 from sessionkv.gateway.anthropic.cache_control import TTL_S, longest_ttl
 from sessionkv.gateway.anthropic.checks import sampling_of
 from sessionkv.gateway.anthropic.convert import assistant_message, convert
@@ -85,17 +86,16 @@ class Asked:
             SessionKVError: The turn failed.
         """
         result = None
-        turn = self._turn(stream=False)
         try:
-            async for event in turn:
-                result = event.result
+            async with aclosing(self._turn(stream=False)) as turn:
+                async for event in turn:
+                    result = event.result
             if result is None:
                 raise SessionKVError("the turn ended without a result")
             self._answer.feed(result.text)
             self._answer.end()
             await self._keep(result)
         finally:
-            await turn.aclose()
             await self._close()
         return {
             **self._message(result.usage.prompt_tokens, result.cache.cached_tokens),
@@ -114,26 +114,27 @@ class Asked:
             SessionKVError: The turn failed.
         """
         has_begun = False
-        turn = self._turn(stream=True)
         try:
-            async for event in turn:
-                if not has_begun and (start := self._start(event)) is not None:
-                    has_begun = True
-                    yield named("message_start", start)
-                elif event.progress is not None:
-                    yield named("ping", _progress(event))
-                told = self._answer.feed(event.text)
-                if event.result is not None:
-                    told += self._answer.end()
-                    await self._keep(event.result)
-                for part in told:
-                    yield named(part["type"], part)
-                if event.result is not None:
-                    for part in self._last(event.result):
+            async with aclosing(self._turn(stream=True)) as turn:
+                async for event in turn:
+                    if not has_begun and (start := self._start(event)) is not None:
+                        has_begun = True
+                        yield named("message_start", start)
+                    elif event.progress is not None:
+                        yield named("ping", _progress(event))
+                    for part in await self._parts(event):
                         yield named(part["type"], part)
         finally:
-            await turn.aclose()
             await self._close()
+
+    async def _parts(self, event: StreamEvent) -> list[Event]:
+        """What an event of the turn tells of the answer."""
+        told = self._answer.feed(event.text)
+        if event.result is not None:
+            told += self._answer.end()
+            await self._keep(event.result)
+            told += self._last(event.result)
+        return told
 
     def _start(self, event: StreamEvent) -> dict[str, Any] | None:
         """The first event, as soon as it is known what the cache has."""
@@ -145,7 +146,7 @@ class Asked:
             return None
         return {"type": "message_start", "message": self._message(prompt, cached)}
 
-    def _last(self, result: TurnResult) -> list[dict[str, Any]]:
+    def _last(self, result: TurnResult) -> list[Event]:
         usage = self._usage(result)
         del usage["cache_creation"], usage["service_tier"]
         return [
@@ -158,16 +159,18 @@ class Asked:
     async def _turn(self, *, stream: bool) -> AsyncGenerator[StreamEvent, None]:
         """The turn; once more with what fits, where more tokens were asked for than that."""
         try:
-            async for event in self._run(stream=stream):
-                yield event
+            async with aclosing(self._run(stream=stream)) as events:
+                async for event in events:
+                    yield event
         except PromptTooLong as error:
             left = error.details["n_ctx"] - error.details["n_prompt"]
             if left < 1 or left >= self._max_tokens:
                 raise _too_long(error) from None
             await self._close()
             self._max_tokens = left
-            async for event in self._run(stream=stream):
-                yield event
+            async with aclosing(self._run(stream=stream)) as events:
+                async for event in events:
+                    yield event
         except InvalidRequest as error:
             raise self._converted.renamed(error) from None
 
@@ -180,12 +183,9 @@ class Asked:
         if not stream:
             yield StreamEvent(result=await exchange.run(**options))
             return
-        events = exchange.stream(**options)
-        try:
+        async with aclosing(exchange.stream(**options)) as events:
             async for event in events:
                 yield event
-        finally:
-            await events.aclose()
 
     async def _keep(self, result: TurnResult) -> None:
         if self._body.diagnostics is not None:
