@@ -12,7 +12,7 @@ from sessionkv.client.options import TurnOptions
 from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
 from sessionkv.gateway.anthropic.blocks import Answer, Event
 from sessionkv.gateway.anthropic.cache_control import TTL_S, longest_ttl
-from sessionkv.gateway.anthropic.checks import sampling_of
+from sessionkv.gateway.anthropic.checks import demand_of, sampling_of
 from sessionkv.gateway.anthropic.convert import assistant_message, convert
 from sessionkv.gateway.anthropic.diagnostics import Fingerprints, fingerprint
 from sessionkv.gateway.anthropic.schema import MessagesRequest
@@ -23,6 +23,7 @@ from sessionkv.gateway.helpers import is_helper
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
 from sessionkv.gateway.sse import named
+from sessionkv.types import SamplingParams
 
 
 class Asked:
@@ -50,10 +51,15 @@ class Asked:
         self._keeping = self._kept(headers)
         # More than the window has is what fits in it: clients ask for what their own model can do.
         self._max_tokens = min(body.max_tokens, served.max_model_len)
-        sampling_of(body, max_tokens=self._max_tokens)  # what is wrong in it is said at once
+        demand = demand_of(body, self._converted.transcript.tools or ())
+        self._grammar = demand.grammar(served.reply_style)
+        self._sampling()  # what is wrong in it is said at once
         self._id = f"msg_{secrets.token_hex(12)}"
         self._answer = self._new_answer()
         self._exchange: Exchange | None = None
+
+    def _sampling(self) -> SamplingParams:
+        return sampling_of(self._body, max_tokens=self._max_tokens, grammar=self._grammar)
 
     def _kept(self, headers: Mapping[str, str]) -> Keeping:
         metadata = self._body.metadata
@@ -178,8 +184,7 @@ class Asked:
         conversations = self._caller.conversations
         exchange = conversations.begin(self._converted.transcript, self._keeping)
         self._exchange = exchange
-        sampling = sampling_of(self._body, max_tokens=self._max_tokens)
-        options: TurnOptions = {"sampling": sampling, "progress": stream}
+        options: TurnOptions = {"sampling": self._sampling(), "progress": stream}
         if not stream:
             yield StreamEvent(result=await exchange.run(**options))
             return
