@@ -102,6 +102,11 @@ def test_a_stream_tells_what_was_cached_first_and_everything_in_the_end(
     assert start.message.usage.cache_read_input_tokens == second.usage.cache_read_input_tokens
 
 
+def test_the_model_is_listed(client: anthropic.Anthropic) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).display_name == MODEL
+
+
 def test_errors_are_the_clients_own_classes(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**fields([{"role": "user", "content": "x"}], model="other"))
