@@ -253,6 +253,9 @@ def test_a_response_that_is_not_stored_leaves_nothing(
         ({"text": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"text": [], "tools": [{"type": "x", "a": "\ud83d"}]}, "tools"),
+        ({"store": False, "metadata": {"a": "\ud83d"}}, "metadata.a"),
+        ({"text": "\ud83d"}, "input"),
     ],
 )  # fmt: skip
 def test_what_is_not_done_is_refused_by_its_name(

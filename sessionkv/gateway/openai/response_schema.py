@@ -129,6 +129,7 @@ class ResponseRequest(Sampling):
             )
         if self.conversation is not None and not self.is_stored:
             raise InvalidRequest("store", False, "true where a conversation is to be added to")
+        self._check_plain()
         self._check_choice()
         self._check_format()
 
@@ -136,6 +137,20 @@ class ResponseRequest(Sampling):
     def calls_nothing(self) -> bool:
         """Whether the model is not to call tools."""
         return self.tool_choice == "none"
+
+    def _check_plain(self) -> None:
+        """What is free in its form is repeated in the answer, and has to be JSON for that."""
+        wanted = None if self.text is None else self.text.format
+        for name, value in (
+            ("tools", self.tools),
+            ("tool_choice", self.tool_choice),
+            ("text.format", wanted),
+        ):
+            try:
+                json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            except (ValueError, RecursionError):
+                allowed = "finite numbers, and text without lone surrogates"
+                raise InvalidRequest(name, "something else", allowed) from None
 
     def _check_choice(self) -> None:
         if self.tool_choice not in (None, "auto", "none"):

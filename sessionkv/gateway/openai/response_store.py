@@ -44,6 +44,24 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a response goes on from: an earlier response, or what a conversation has come to.
+
+    Attributes:
+        session: What holds the last response, None where there is none.
+        last: That response; None also where it cannot be gone on from, since something up to it
+            was deleted.
+        extra: Items that were added since.
+        items: All items, where there is no ``last``.
+    """
+
+    session: str | None
+    last: Found | None
+    extra: Sequence[Mapping[str, Any]]
+    items: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A turn that is to become a response.
 
@@ -268,10 +286,10 @@ async def _events(
         async for event in running:
             yield event
             if event.result is None and is_over():
-                result = await running.cancel(keep=True)
-                if result is None:
+                ended = await running.cancel(keep=True)
+                if ended is None:
                     raise TurnFailed("the turn could not be ended with its first call")
-                yield StreamEvent(result=result)
+                yield StreamEvent(result=ended)
                 return
     finally:
         await running.aclose()
