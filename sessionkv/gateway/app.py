@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sessionkv.errors import SessionKVError
 from sessionkv.gateway.errors import Problem, invalid_body, problem_response
-from sessionkv.gateway.openai import chat, models, responses
+from sessionkv.gateway.openai import chat, completions, models, responses
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.settings import GatewaySettings
 from sessionkv.gateway.sse import ClientGone
 
-_ROUTERS = (models.router, chat.router, responses.router)
+_ROUTERS = (models.router, chat.router, completions.router, responses.router)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def served() -> Iterator[HttpEngine]:
 
 
 def ask(served: Any, text: Any = "Hi", status: int = 200, **fields: Any) -> dict[str, Any]:
-    answer = served.post(URL, {"model": MODEL, "input": text} | fields)
+    body = json.dumps({"model": MODEL, "input": text} | fields)  # ASCII: surrogates go through
+    answer = served.http.post(URL, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status, answer.text
     value: dict[str, Any] = answer.json()
     if status == 200:
