@@ -40,12 +40,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Request):
-    """First message of a connection. Reply: :class:`Welcome`."""
+    """First message of a connection. Reply: :class:`Welcome`, or ``unauthorized``.
+
+    ``tenant`` is whom an operator's key acts for.
+    """
 
     TYPE: ClassVar[str] = "hello"
     version: int = PROTOCOL_VERSION
     client: str = ""
     key: str | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,18 @@ class Info(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Places(Request):
+    """Where the session's blocks are. O(history).
+
+    Reply: Result ``{"block_tokens": int, "block_bytes": int, "blocks": int, "counts": {place: int},
+    "runs": [[place, count]]}``; the runs in order from the log's start, at most 256.
+    """
+
+    TYPE: ClassVar[str] = "places"
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Node(Request):
     """One turn of a session, ``node`` or the last. Reply: Result with everything kept of it."""
 
@@ -310,6 +326,7 @@ class Welcome(Reply):
     pid: int = 0
     model: str = ""
     tenant: str = "local"
+    operator: bool = True
     limits: Mapping[str, Any] = field(default_factory=dict)
     reply_style: Mapping[str, Any] = field(default_factory=dict)
 
@@ -424,6 +441,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Pin,
         Unpin,
         Info,
+        Places,
         Node,
         Close,
         List,

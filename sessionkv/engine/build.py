@@ -41,6 +41,7 @@ from sessionkv.engine.sizing import (
     step_budget,
 )
 from sessionkv.engine.staging import STAGING_BYTES
+from sessionkv.engine.tenant_figures import TenantFigures
 from sessionkv.errors import ConfigError, StoreUnavailable
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
@@ -239,6 +240,7 @@ def _build_parts(
         mover=mover,
         grammars=grammars,
         metrics=Metrics(),
+        tenants=TenantFigures(),
         host_bytes=num_host_blocks * geometry.block_bytes,
         disk_bytes=disk_bytes,
         disk_off=disk_off,

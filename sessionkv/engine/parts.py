@@ -15,6 +15,7 @@ from sessionkv.engine.movers import Mover
 from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.runner import Runner
 from sessionkv.engine.scheduler.scheduler import Scheduler
+from sessionkv.engine.tenant_figures import TenantFigures
 from sessionkv.store.worker import StoreWorker
 from sessionkv.types import BlockHash
 
@@ -48,6 +49,7 @@ class CoreParts:
     mover: Mover
     grammars: GrammarDesk
     metrics: Metrics
+    tenants: TenantFigures
     host_bytes: int
     disk_bytes: int
     disk_off: str = ""

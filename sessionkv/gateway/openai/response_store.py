@@ -286,10 +286,10 @@ async def _events(
         async for event in running:
             yield event
             if event.result is None and is_over():
-                ended = await running.cancel(keep=True)
-                if ended is None:
+                kept = await running.cancel(keep=True)
+                if kept is None:
                     raise TurnFailed("the turn could not be ended with its first call")
-                yield StreamEvent(result=ended)
+                yield StreamEvent(result=kept)
                 return
     finally:
         await running.aclose()

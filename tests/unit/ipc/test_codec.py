@@ -43,6 +43,7 @@ REQUESTS = [
     m.Pin(11, session="a", tier="disk", ttl_s=60.0, priority=1),
     m.Unpin(12, session="a"),
     m.Info(13, session="a", history=True),
+    m.Places(21, session="a"),
     m.Node(20, session="a", node="n-3"),
     m.Close(14, session="a", keep=False),
     m.List(15, prefix="a", after="ab", limit=5),
