@@ -257,13 +257,23 @@ def test_a_response_that_is_not_stored_leaves_nothing(
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"text": [], "tools": [{"type": "x", "a": "\ud83d"}]}, "tools"),
         ({"store": False, "metadata": {"a": "\ud83d"}}, "metadata.a"),
-        ({"text": "\ud83d"}, "input"),
+        ({"text": "\ud83d"}, "input[0].content"),
+        ({"store": False, "user": "\ud83d"}, "user"),
+        ({"store": False, "instructions": "\ud83d"}, "instructions"),
+        ({"answer": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"answer": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
     ],
 )  # fmt: skip
 def test_what_is_not_done_is_refused_by_its_name(
     served: HttpEngine, fields: dict[str, Any], param: str
 ) -> None:
-    error = refusal(served, **fields)
+    if "answer" in fields:
+        answer = served.post(URL, {"model": MODEL, "input": "x", "text": fields["answer"]})
+        error = answer.json()["error"]
+    else:
+        error = refusal(served, **fields)
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 

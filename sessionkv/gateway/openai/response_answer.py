@@ -42,16 +42,12 @@ class Answer:
             store: The caller's responses.
             conversations: The caller's.
             model: Its name for clients.
-
-        Raises:
-            InvalidRequest: A sampling parameter is not allowed.
         """
         self._body = body
         self._store = store
         self._conversations = conversations
         self._id = new_response_id()
         self._echo = echo_of(body, self._id, model=model, tier=tier_of(body))
-        self._sampling = _sampling(body)
         self._writer = ResponseWriter(
             self._id,
             seals=body.seals_reasoning,
@@ -94,7 +90,7 @@ class Answer:
         parser, writer = self._store.parser(self._id, calls=calls), self._writer
         running = self._store.run(
             plan,
-            TurnOptions(sampling=self._sampling, priority=priority_of(self._body)),
+            TurnOptions(sampling=self._sampling(plan), priority=priority_of(self._body)),
             # Where the reply ends with its first call somebody has to see it come.
             stream=stream or (calls and plan.kept.calls_once),
             is_over=lambda: writer.is_over,
@@ -117,6 +113,15 @@ class Answer:
                     yield writer.finish(self._whole(plan, event.result))
         finally:
             await running.aclose()
+
+    def _sampling(self, plan: Plan) -> SamplingParams:
+        """Raises InvalidRequest where a parameter is not allowed."""
+        body = self._body
+        grammar = body.demand(plan.tools).grammar(self._store.style)
+        (sampling,) = sampling_of(
+            body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar
+        )
+        return sampling
 
     async def _keep(self) -> None:
         body = self._body
@@ -153,8 +158,3 @@ class Answer:
         if self._plan is None:
             return body_of(Kept(self._echo), (), status=status, **outcome)
         return body_of(self._plan.kept, self._plan.tools, status=status, **outcome)
-
-
-def _sampling(body: ResponseRequest) -> SamplingParams:
-    (sampling,) = sampling_of(body, max_tokens=body.max_output_tokens, logprobs=None)
-    return sampling
