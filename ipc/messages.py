@@ -40,12 +40,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Request):
-    """First message of a connection. Reply: :class:`Welcome`."""
+    """First message of a connection. Reply: :class:`Welcome`, or ``unauthorized``.
+
+    ``tenant`` is whom an operator's key acts for.
+    """
 
     TYPE: ClassVar[str] = "hello"
     version: int = PROTOCOL_VERSION
     client: str = ""
     key: str | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,18 @@ class Generate(Request):
     deadline_s: float | None = None
     priority: int = 0
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces(Request):
+    """What bytes tokens stand for, control tokens spelled out. Reply: Result {"pieces": [bytes]}.
+
+    The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+    tokenizers put before it.
+    """
+
+    TYPE: ClassVar[str] = "pieces"
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +326,7 @@ class Welcome(Reply):
     pid: int = 0
     model: str = ""
     tenant: str = "local"
+    operator: bool = True
     limits: Mapping[str, Any] = field(default_factory=dict)
     reply_style: Mapping[str, Any] = field(default_factory=dict)
 
@@ -416,6 +433,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Open,
         Turn,
         Generate,
+        Pieces,
         Count,
         Cancel,
         Fork,

@@ -356,6 +356,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "version": _version,
         "client": _string(0, bounds.MAX_CLIENT_BYTES),
         "key": _string(1, bounds.MAX_API_KEY_BYTES),
+        "tenant": _string(1, bounds.MAX_TENANT_BYTES),
     },
     m.Ping: {"consumed": _integer(0, bounds.MAX_ID)},
     m.Bye: {},
@@ -375,6 +376,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         **_TURN_CHECKS,
     },
     m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
+    m.Pieces: {"tokens": _tokens},
     m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
     m.Fork: {
@@ -403,6 +405,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
 _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Open: _NAME,
     m.Turn: _NAME,
+    m.Pieces: ("tokens",),
     m.Cancel: ("request",),
     m.Fork: ("session", "name"),
     m.Rewind: _NAME,

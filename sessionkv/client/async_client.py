@@ -44,11 +44,15 @@ class AsyncClient:
         endpoint: str | None = None,
         *,
         timeout_s: float = 30.0,
+        key: str | None = None,
+        tenant: str | None = None,
         transport: Transport | None = None,
     ) -> None:
         """Connect; arguments and errors as for :class:`~sessionkv.client.client.Client`."""
         self._timeout_s = timeout_s
-        self._core = ClientCore(transport or socket_transport(endpoint, timeout_s))
+        self._core = ClientCore(
+            transport or socket_transport(endpoint, timeout_s, key=key, tenant=tenant)
+        )
         self._finalizer = weakref.finalize(self, self._core.close)
 
     async def open(
@@ -104,6 +108,11 @@ class AsyncClient:
             return Awaited(self._core, wire.Generate, fields)
 
         return AsyncStream(self, self._core, start, self._abandon)
+
+    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out."""
+        value = await self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
 
     async def count(
         self,

@@ -44,6 +44,8 @@ class Client:
         endpoint: str | None = None,
         *,
         timeout_s: float = 30.0,
+        key: str | None = None,
+        tenant: str | None = None,
         transport: Transport | None = None,
     ) -> None:
         """Connect.
@@ -53,6 +55,8 @@ class Client:
             timeout_s: How long to wait for answers to everything that is not a turn or a flush, and
                 for a lost engine to come back where a turn may be repeated. Turns have no timeout
                 but their ``deadline_s``: a dead engine is noticed after 3 s of silence.
+            key: Key that the engine asks for; it says whose sessions these are.
+            tenant: Whom to act for; with an operator's key, or where the engine has no keys.
             transport: Another way to an engine than a socket.
 
         Raises:
@@ -60,7 +64,9 @@ class Client:
             ConfigError: The endpoint is not one.
         """
         self._timeout_s = timeout_s
-        self._core = ClientCore(transport or socket_transport(endpoint, timeout_s))
+        self._core = ClientCore(
+            transport or socket_transport(endpoint, timeout_s, key=key, tenant=tenant)
+        )
         self._finalizer = weakref.finalize(self, self._core.close)
 
     def open(
@@ -134,6 +140,15 @@ class Client:
         fields = given_turn(options, prompt=prompt, messages=messages, tokens=tokens, stream=True)
         pending = self._core.submit(wire.Generate, fields)
         return Stream(self, self._core, pending, self._core.abandon)
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out.
+
+        The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+        tokenizers put before it.
+        """
+        value = self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
 
     def count(
         self,

@@ -60,8 +60,9 @@ class CallDesk:
         self._tree = parts.tree
         self._commits = commits
         self._turns = turns
-        self._flushes: list[int] = []
         self.places = PlacesDesk(parts)
+        self._flushing: dict[int, str | None] = {}  # those that wait for the store: whose blocks
+        self._flushes: list[tuple[int, tuple[BlockHash, ...] | None]] = []  # None: all blocks
 
     def open(self, ask: OpenSession, wall: float) -> None:
         """Create or resume a session."""
@@ -121,10 +122,11 @@ class CallDesk:
             elif isinstance(request, wire.Export):
                 self._answer(CallDone(ask.call_id, export(self._tree, tenant, request)))
             elif isinstance(request, wire.Stats):
-                self._answer(CallDone(ask.call_id, engine_stats(self._parts, now)))
+                self._answer(CallDone(ask.call_id, self._stats(ask, now)))
             elif isinstance(request, wire.Places):
                 self.places.ask(ask.call_id, (tenant, request.session))
             elif isinstance(request, wire.Flush):
+                self._flushing[ask.call_id] = None if ask.operator else tenant
                 self._parts.store.check(ask.call_id)
             elif isinstance(request, wire.Close):
                 self._close(ask.call_id, (tenant, request.session), request, now)
@@ -186,17 +188,46 @@ class CallDesk:
     def flush(self, checked: Checked) -> None:
         """Have all blocks in memory written, where there is somewhere to write them."""
         if checked.error is not None:
+            self._flushing.pop(checked.ticket)
             self._answer(CallDone(checked.ticket, error=checked.error))
             return
-        self._parts.kv.request_clean(self._parts.kv.resident_keys())
-        self._flushes.append(checked.ticket)
+        tenant, keys = self._flushing.pop(checked.ticket), None
+        if tenant is not None:
+            keys = tuple(self._tree.keys_of_tenant(tenant))
+        self._parts.kv.request_clean(self._parts.kv.resident_keys() if keys is None else keys)
+        self._flushes.append((checked.ticket, keys))
 
     def finish_flushes(self) -> None:
         """Answer flushes once nothing is left to be written."""
-        if self._flushes and not self._parts.kv.dirty_count():
-            for call_id in self._flushes:
+        if not self._flushes:
+            return
+        kv, waiting = self._parts.kv, []
+        for flush in self._flushes:
+            call_id, keys = flush
+            if kv.dirty_count() and (keys is None or kv.any_unwritten(keys)):
+                waiting.append(flush)
+            else:
                 self._answer(CallDone(call_id, {"dirty_blocks": 0}))
-            self._flushes.clear()
+        self._flushes = waiting
+
+    def _stats(self, ask: Call, now: float) -> dict[str, Any]:
+        """A tenant's own figures; for an operator those of the engine and of each tenant."""
+        if not ask.operator:
+            return {"tenant": ask.tenant, **self._of_tenant(ask.tenant)}
+        values = engine_stats(self._parts, now)
+        tenants = self._parts.tenants.tenants
+        if tenants:
+            values["tenants"] = {tenant: self._of_tenant(tenant) for tenant in tenants}
+        return values
+
+    def _of_tenant(self, tenant: str) -> dict[str, Any]:
+        turns, computing = self._turns.num_of(tenant), self._turns.num_computing(tenant)
+        return {
+            "requests_running": computing,
+            "requests_waiting": turns - computing,
+            **self._parts.tenants.snapshot(tenant),
+            "quota": self._tree.retention.quotas.figures(tenant),
+        }
 
     # Questions -------------------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sessionkv.cache.invariants import InvariantBroken
+from sessionkv.engine.access import apply_access, declare_public
 from sessionkv.engine.arrivals import Arrivals
 from sessionkv.engine.calls import CallDesk, sessions_named
 from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.copy_lanes import CopiesStarted
 from sessionkv.engine.draining import Drainer
 from sessionkv.engine.durability import DurabilityDesk
+from sessionkv.engine.grammar_desk import GrammarReady
 from sessionkv.engine.housekeeping import Chore, Housekeeping
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.loading import Loader, Ready
@@ -35,8 +37,10 @@ from sessionkv.engine.messages import (
     CoreStopped,
     Drain,
     ImportSessions,
+    NewAccess,
     OpenSession,
     PathWanted,
+    PublicPrefixes,
     StopAt,
     SubmitTurn,
     TurnRefused,
@@ -294,6 +298,8 @@ class Core:
             self._loader.answered(message)
         elif isinstance(message, TransferResult):
             self._moved(message, now)
+        elif isinstance(message, GrammarReady):
+            turns.compiled(message, now)
         elif isinstance(message, CopiesStarted):
             self._promised.started(message)
         elif isinstance(message, LookedUp):
@@ -314,6 +320,11 @@ class Core:
             self._calls.placed(message)
         elif isinstance(message, Checked):
             self._calls.flush(message)
+        elif isinstance(message, PublicPrefixes):
+            declare_public(self._parts, message)
+        elif isinstance(message, NewAccess):
+            apply_access(self._parts, message.access)
+            turns.out.append(message)
         elif isinstance(message, Drain):
             self._drainer.begin(message, now)
 

@@ -37,6 +37,7 @@ from sessionkv.types import (
     SamplingParams,
     TokenLogprob,
 )
+from sessionkv.types.access import Access
 from sessionkv.types.portable import PortableSession
 
 
@@ -233,11 +234,33 @@ class ImportSessions:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Any other request on sessions or the engine, as it came in (validated)."""
+    """Any other request on sessions or the engine, as it came in (validated).
+
+    Attributes:
+        operator: It may concern the whole engine, not its tenant alone.
+    """
 
     call_id: int
     tenant: str
     request: Request
+    operator: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublicPrefixes:
+    """Token ids of prompts that all tenants may share, in addition to those said before.
+
+    Before the first turn that is to share them: sessions that are in memory stay as they are.
+    """
+
+    prefixes: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class NewAccess:
+    """Keys and quotas from now on: to core, which passes it on to the front."""
+
+    access: Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +288,8 @@ FrontMessage = (
     | OpenSession
     | ImportSessions
     | Call
+    | PublicPrefixes
+    | NewAccess
     | Drain
 )
 
@@ -410,5 +435,6 @@ CoreMessage = (
     | TurnReplayed
     | TurnDropped
     | CallDone
+    | NewAccess
     | CoreStopped
 )

@@ -35,6 +35,7 @@ REQUESTS = [
     m.Turn(5, session="a", tokens=(0, 1, 2**32 - 1)),
     m.Generate(6, prompt="p", cache=False, sampling=SamplingParams(temperature=0.0, stop=("x",))),
     m.Count(40, messages=({"role": "user", "content": "x"},), tools=({"name": "f"},)),
+    m.Pieces(41, tokens=(1, 2)),
     m.Generate(7, tokens=(1,), sampling=SamplingParams(logit_bias={5: -1.5}, seed=2**64 - 1)),
     m.Cancel(8, request=3, keep=True),
     m.Fork(9, session="a", name="b", node="12"),
