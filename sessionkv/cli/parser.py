@@ -62,6 +62,13 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         metavar="HOST:PORT",
         help="serve the OpenAI and Anthropic APIs too; without HOST on 127.0.0.1",
     )
+    parser.add_argument(
+        "--cors-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="let pages of this origin call the APIs (none)",
+    )
     _add_endpoint(parser)
     parser.add_argument(
         "--keys", metavar="FILE", help="ask for one of this file's keys (`sessionkv keys add`)"

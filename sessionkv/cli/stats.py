@@ -42,6 +42,8 @@ def _is_map(value: Any) -> bool:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
+        if key == "buckets":
+            continue  # for programs; people have the quantiles
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         else:

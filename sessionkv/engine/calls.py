@@ -116,7 +116,8 @@ class CallDesk:
             elif isinstance(request, wire.Export):
                 self._answer(CallDone(ask.call_id, export(self._tree, tenant, request)))
             elif isinstance(request, wire.Stats):
-                self._answer(CallDone(ask.call_id, self._stats(ask, now)))
+                found = self._brief(tenant) if request.brief else self._stats(ask, now)
+                self._answer(CallDone(ask.call_id, found))
             elif isinstance(request, wire.Flush):
                 self._flushing[ask.call_id] = None if ask.operator else tenant
                 self._parts.store.check(ask.call_id)
@@ -206,17 +207,23 @@ class CallDesk:
         """A tenant's own figures; for an operator those of the engine and of each tenant."""
         if not ask.operator:
             return {"tenant": ask.tenant, **self._of_tenant(ask.tenant)}
-        values = engine_stats(self._parts, now)
+        values = {**engine_stats(self._parts, now), "draining": self._turns.draining}
         tenants = self._parts.tenants.tenants
         if tenants:
             values["tenants"] = {tenant: self._of_tenant(tenant) for tenant in tenants}
         return values
 
-    def _of_tenant(self, tenant: str) -> dict[str, Any]:
+    def _brief(self, tenant: str) -> dict[str, Any]:
         turns, computing = self._turns.num_of(tenant), self._turns.num_computing(tenant)
         return {
+            "draining": self._turns.draining,
             "requests_running": computing,
             "requests_waiting": turns - computing,
+        }
+
+    def _of_tenant(self, tenant: str) -> dict[str, Any]:
+        return {
+            **self._brief(tenant),
             **self._parts.tenants.snapshot(tenant),
             "quota": self._tree.retention.quotas.figures(tenant),
         }
