@@ -262,6 +262,7 @@ class CallDesk:
                 raise no_node(node_id)
             record = found[0]
         parent_id, root = record.parent_id, path[0]
+        cache = self._turns.last_cache.get(record.node_id)
         return {
             "node": format_node_id(record.node_id),
             "parent": None if parent_id is None else format_node_id(parent_id),
@@ -269,6 +270,7 @@ class CallDesk:
             "turns": self._tree.num_turns(record.node_id),
             "finish_reason": record.finish_reason or None,
             "created_s": record.created_s,
+            "cache": None if cache is None else cache_to_map(cache),
             "stored": (record.node_id, record.incoming_blob, record.reply_blob),
             "root": (root.node_id, root.incoming_blob),
         }
