@@ -140,6 +140,18 @@ class Generate(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Pieces(Request):
+    """What bytes tokens stand for, control tokens spelled out. Reply: Result {"pieces": [bytes]}.
+
+    The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+    tokenizers put before it.
+    """
+
+    TYPE: ClassVar[str] = "pieces"
+    tokens: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Count(Request):
     """How many prompt tokens a :class:`Generate` of the same would have now.
 
@@ -207,6 +219,18 @@ class Info(Request):
     TYPE: ClassVar[str] = "info"
     session: str = ""
     history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Places(Request):
+    """Where the session's blocks are. O(history).
+
+    Reply: Result ``{"block_tokens": int, "block_bytes": int, "blocks": int, "counts": {place: int},
+    "runs": [[place, count]]}``; the runs in order from the log's start, at most 256.
+    """
+
+    TYPE: ClassVar[str] = "places"
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +437,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Open,
         Turn,
         Generate,
+        Pieces,
         Count,
         Cancel,
         Fork,
@@ -420,6 +445,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Pin,
         Unpin,
         Info,
+        Places,
         Node,
         Close,
         List,

@@ -200,6 +200,10 @@ class Front:
         if isinstance(request, wire.Cancel):
             self._cancel(connection, state, request)
             return
+        if isinstance(request, wire.Pieces):
+            value = {"pieces": self._writer.pieces(request.tokens)}
+            self.replies.append((connection, wire.Result(id=request.id, value=value)))
+            return
         if self._closed is not None:
             raise self._closed
         if isinstance(request, wire.Turn | wire.Generate):

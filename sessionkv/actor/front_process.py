@@ -139,6 +139,11 @@ class FrontProcess:
             self._hurry_asked = True
         self._waker.wake()
 
+    def beat(self) -> None:
+        """Give one sign of life: :meth:`run` gives them from when it is called."""
+        with suppress(ConnectionLost):  # told by its end, and with what it sent before
+            self._frames.send_if_free(self._beat)
+
     def reload(self) -> None:
         """Have :meth:`run` read the keys anew. Signal handlers too."""
         self._reload_asked = True
@@ -172,8 +177,7 @@ class FrontProcess:
                 now = time.monotonic()
                 if now >= next_beat:
                     next_beat = now + beat_s
-                    with suppress(ConnectionLost):  # told by its end, and with what it sent before
-                        self._frames.send_if_free(self._beat)
+                    self.beat()
                     self._give_up_if_stuck(now)
                 ready = dict(poller.poll(math.ceil(max(0.0, next_beat - now) * 1000)))
                 if self._waker.fd in ready:

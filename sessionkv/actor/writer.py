@@ -88,6 +88,15 @@ class Writer:
         no_tools = None if request.tools is None else b""
         return _digest(checked), _digest(tools_json) or no_tools, pack(said)
 
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """Bytes that each id stands for.
+
+        Raises:
+            InvalidRequest: Naming the position of an id that is not in the vocabulary.
+        """
+        self._text.check_tokens(ids)
+        return self._text.pieces(ids)
+
     def public_prefixes(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Ids that prompts begin with which have one of the texts as system prompt, or are it."""
         now_s = time.time()
@@ -217,7 +226,9 @@ class Writer:
             if ask.foreign or ask.history == "follow" or not root.append_only:
                 if not ask.path and ask.num_turns:
                     return PathWanted(turn.turn_id)
-                return render_history(self._text, root, ask, turn.messages)
+                # Remembered with its reply, so that a count of what goes on from there is exact.
+                rendered, turn.prompt_raw = render_history(self._text, root, ask, turn.messages)
+                return rendered
             ids = self._text.delta(root, turn.messages, first=ask.num_turns == 0, closed=ask.closed)
         except SessionKVError as error:
             return TurnRefused(turn.turn_id, error)

@@ -94,6 +94,10 @@ class TreeView:
             hashes += node.hashes or ()
         return hashes
 
+    def tail_of(self, node_id: int) -> BlockHash | None:
+        """Partial key of the unfilled block at the node's end; None for none or not known."""
+        return self._node(node_id).tail
+
     def budget_of(self, node_id: int) -> int | None:
         """Most bytes of KV that are retained of the node's session, None for no limit."""
         return self._node(node_id).budget_bytes

@@ -22,6 +22,7 @@ from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree import TurnTree
 from sessionkv.config import CacheConfig, EngineConfig, user_cache_dir
 from sessionkv.engine.checksum_runner import ChecksumRunner, checksum_geometry
+from sessionkv.engine.grammar_desk import GrammarDesk
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.metrics import Metrics
 from sessionkv.engine.movers import HostArena, Mover
@@ -219,6 +220,10 @@ def _build_parts(
         max_model_len=runner.max_model_len,
     )
     facts = read_text_facts(loaded.text)
+    grammars = GrammarDesk(
+        loaded.text, runner.vocab_size, inbox, max_waiting=config.scheduler.max_queue
+    )
+    stack.callback(grammars.close)
     return CoreParts(
         config=config,
         root=root,
@@ -233,6 +238,7 @@ def _build_parts(
         runner=runner,
         store=store,
         mover=mover,
+        grammars=grammars,
         metrics=Metrics(),
         tenants=TenantFigures(),
         host_bytes=num_host_blocks * geometry.block_bytes,

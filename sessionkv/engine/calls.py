@@ -15,6 +15,7 @@ from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.exports import export
 from sessionkv.engine.messages import Call, CallDone, ImportSessions, OpenSession, SubmitTurn
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.places import PlacesDesk
 from sessionkv.engine.stats import engine_stats
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
@@ -26,7 +27,7 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map
-from sessionkv.store.answers import Checked
+from sessionkv.store.answers import Checked, Held
 from sessionkv.store.questions import SessionPage
 from sessionkv.types import BlockHash, SessionRow, Tier
 from sessionkv.types.portable_tree import PortableTree
@@ -48,13 +49,18 @@ def sessions_named(message: object) -> tuple[HeadId, ...]:
 
 
 class CallDesk:
-    """Answers calls; replies go to ``turns.out``."""
+    """Answers calls; replies go to ``turns.out``.
+
+    Attributes:
+        places: Says where the blocks of sessions are.
+    """
 
     def __init__(self, parts: CoreParts, commits: Commits, turns: TurnDesk) -> None:
         self._parts = parts
         self._tree = parts.tree
         self._commits = commits
         self._turns = turns
+        self.places = PlacesDesk(parts)
         self._flushing: dict[int, str | None] = {}  # those that wait for the store: whose blocks
         self._flushes: list[tuple[int, tuple[BlockHash, ...] | None]] = []  # None: all blocks
 
@@ -118,6 +124,8 @@ class CallDesk:
             elif isinstance(request, wire.Stats):
                 found = self._brief(tenant) if request.brief else self._stats(ask, now)
                 self._answer(CallDone(ask.call_id, found))
+            elif isinstance(request, wire.Places):
+                self.places.ask(ask.call_id, (tenant, request.session))
             elif isinstance(request, wire.Flush):
                 self._flushing[ask.call_id] = None if ask.operator else tenant
                 self._parts.store.check(ask.call_id)
@@ -229,6 +237,10 @@ class CallDesk:
         }
 
     # Questions -------------------------------------------------------------------------------
+
+    def placed(self, held: Held) -> None:
+        """Answer where a session's blocks are, now that the disk has said what it has."""
+        self._answer(self.places.answer(held))
 
     def list(self, call_id: int, page: SessionPage) -> None:
         """Answer with a page of sessions, as the journal has them."""

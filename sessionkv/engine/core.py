@@ -25,6 +25,7 @@ from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.copy_lanes import CopiesStarted
 from sessionkv.engine.draining import Drainer
 from sessionkv.engine.durability import DurabilityDesk
+from sessionkv.engine.grammar_desk import GrammarReady
 from sessionkv.engine.housekeeping import Chore, Housekeeping
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.loading import Loader, Ready
@@ -58,7 +59,15 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc.messages import List
 from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
-from sessionkv.store.worker import Answered, Checked, Committed, DiskEvicted, DiskLost, LookedUp
+from sessionkv.store.worker import (
+    Answered,
+    Checked,
+    Committed,
+    DiskEvicted,
+    DiskLost,
+    Held,
+    LookedUp,
+)
 from sessionkv.types import MoveOutcome, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
@@ -289,6 +298,8 @@ class Core:
             self._loader.answered(message)
         elif isinstance(message, TransferResult):
             self._moved(message, now)
+        elif isinstance(message, GrammarReady):
+            turns.compiled(message, now)
         elif isinstance(message, CopiesStarted):
             self._promised.started(message)
         elif isinstance(message, LookedUp):
@@ -305,6 +316,8 @@ class Core:
             self._parts.kv.on_disk_evicted(message.keys)
         elif isinstance(message, DiskLost):
             self._parts.kv.on_disk_lost()
+        elif isinstance(message, Held):
+            self._calls.placed(message)
         elif isinstance(message, Checked):
             self._calls.flush(message)
         elif isinstance(message, PublicPrefixes):

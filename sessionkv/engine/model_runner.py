@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -238,11 +238,15 @@ class ModelRunner:
             elif step.sample:
                 sampling.append((step.seq_id, end - 1))
             row = end
-        sampled = self._sample(sampling, hidden, failed) if sampling else {}
+        sampled = self._sample(sampling, hidden, plan.masks, failed) if sampling else {}
         return StepOutput(plan.step_id, sampled, failed)
 
     def _sample(
-        self, sampling: list[tuple[int, int]], hidden: Tensor, failed: dict[int, str]
+        self,
+        sampling: list[tuple[int, int]],
+        hidden: Tensor,
+        masks: Mapping[int, bytes],
+        failed: dict[int, str],
     ) -> dict[int, SampledToken]:
         """One token for each ``(seq_id, row)``; rows with bad logits are added to ``failed``."""
         rows = torch.tensor([row for _, row in sampling], dtype=torch.int64)
@@ -255,11 +259,11 @@ class ModelRunner:
                 failed[seq_id] = _NOT_FINITE
                 continue
             sequence = self._sequences[seq_id]
-            sampler = sequence.sampler
-            if sampler.is_plain_greedy:
+            sampler, mask = sequence.sampler, masks.get(seq_id)
+            if sampler.is_plain_greedy and mask is None:
                 token = SampledToken(best[index])
             else:
-                token = sample(logits[index], sampler)
+                token = sample(logits[index], sampler, mask)
             sampler.append(token.token_id)
             sequence.last_token = token.token_id
             sampled[seq_id] = token

@@ -9,6 +9,7 @@ from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.tree import TurnTree
 from sessionkv.cache.turns import HeadId
 from sessionkv.config import EngineConfig
+from sessionkv.engine.grammar_desk import GrammarDesk
 from sessionkv.engine.metrics import Metrics
 from sessionkv.engine.movers import Mover
 from sessionkv.engine.planner import LoadPlanner
@@ -46,6 +47,7 @@ class CoreParts:
     runner: Runner
     store: StoreWorker
     mover: Mover
+    grammars: GrammarDesk
     metrics: Metrics
     tenants: TenantFigures
     host_bytes: int

@@ -17,6 +17,7 @@ from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.active_turn import ActiveTurn, Phase
 from sessionkv.engine.commits import Commits
+from sessionkv.engine.grammar_desk import GrammarReady
 from sessionkv.engine.loading import Ready
 from sessionkv.engine.messages import (
     CancelTurn,
@@ -115,6 +116,12 @@ class TurnDesk:
         if full:
             error = Overloaded(f"{limit} turns of yours run or wait: your quota", queued=limit)
             self._leave(turn, TurnDropped(ask.turn_id, error), now)
+        elif ask.sampling.grammar is not None:
+            turn.awaits_grammar = True
+            try:
+                self._parts.grammars.compile(ask.turn_id, ask.sampling, ask.stop_token_ids)
+            except SessionKVError as error:
+                self._leave(turn, TurnDropped(ask.turn_id, error), now)
 
     def start(self, ready: Ready, now: float, wall: float) -> None:
         """Begin a turn, replay it, or refuse it. One that has ended meanwhile is passed over."""
@@ -233,11 +240,32 @@ class TurnDesk:
             group=(ask.tenant, ask.session or ""),
             use_cache=ask.use_cache,
         )
-        parts.scheduler.add(turn.sequence, now)
-        turn.sequence.accounting.added_at = turn.arrived_s
-        if ask.wants_progress:
-            self._progress.watch(turn.sequence)
+        if turn.awaits_grammar:
+            turn.phase = Phase.COMPILING
+        else:
+            self._add(turn, turn.sequence, now)
+
+    def _add(self, turn: ActiveTurn, sequence: Sequence, now: float) -> None:
+        sequence.constraint = turn.grammar
+        self._parts.scheduler.add(sequence, now)
+        sequence.accounting.added_at = turn.arrived_s
+        if turn.ask.wants_progress:
+            self._progress.watch(sequence)
         turn.phase = Phase.RUNNING
+
+    def compiled(self, message: GrammarReady, now: float) -> None:
+        """A turn's grammar is there, or cannot be had."""
+        turn = self.active.get(message.turn_id)
+        if turn is None:
+            return
+        turn.awaits_grammar, turn.grammar = False, message.grammar
+        try:
+            if message.error is not None:
+                raise message.error
+            if turn.phase is Phase.COMPILING and turn.sequence is not None:
+                self._add(turn, turn.sequence, now)
+        except SessionKVError as error:
+            self._leave(turn, TurnDropped(message.turn_id, error), now)
 
     def stop_at(self, message: StopAt, now: float) -> None:
         """A stop string was found."""

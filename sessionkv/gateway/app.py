@@ -14,15 +14,25 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sessionkv.errors import SessionKVError
-from sessionkv.gateway import health, metrics
+from sessionkv.gateway import admin, health, metrics, page_files
+from sessionkv.gateway.anthropic import messages
 from sessionkv.gateway.errors import Problem, invalid_body, problem_response
 from sessionkv.gateway.guard import Guard
-from sessionkv.gateway.openai import chat, models
+from sessionkv.gateway.openai import chat, models, responses
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.settings import GatewaySettings
 from sessionkv.gateway.sse import ClientGone
 
-_ROUTERS = (health.router, metrics.router, models.router, chat.router)
+_ROUTERS = (
+    health.router,
+    metrics.router,
+    models.router,
+    chat.router,
+    responses.router,
+    messages.router,
+    admin.router,
+    page_files.router,
+)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:

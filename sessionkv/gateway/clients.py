@@ -1,4 +1,4 @@
-"""Connections to the engine: one for each key that callers show, made when it is first used."""
+"""Who calls: for each key that is shown a connection to the engine, made when it is first used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,29 @@ import asyncio
 from collections import OrderedDict
 
 from sessionkv.client import AsyncClient
+from sessionkv.gateway.conversations import Conversations
+from sessionkv.gateway.pieces import Pieces
+
+
+class Caller:
+    """One key's connection and what is known over it.
+
+    Attributes:
+        client: The connection.
+        conversations: Those of clients that keep no session.
+        pieces: What tokens stand for.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        """Own the connection."""
+        self.client = client
+        self.conversations = Conversations(client)
+        self.pieces = Pieces()
+
+    async def close(self) -> None:
+        """Do what is left to be done, then close the connection."""
+        await self.conversations.settle()
+        await self.client.close()
 
 
 class ClientPool:
@@ -21,44 +44,46 @@ class ClientPool:
         """
         self._endpoint = endpoint
         self._most = most
-        self._clients: OrderedDict[str | None, AsyncClient] = OrderedDict()
+        self._callers: OrderedDict[str | None, Caller] = OrderedDict()
         self._greeting = asyncio.Lock()  # one at a time: keys are tried no faster
 
-    async def get(self, key: str | None) -> AsyncClient:
-        """The connection of a key; None is the one without.
+    async def get(self, key: str | None) -> Caller:
+        """The caller of a key; None is the one without.
 
         Raises:
             ConnectionLost: No engine is there.
             Unauthorized: It does not know the key.
         """
-        client = self._known(key)
-        if client is not None:
-            return client
+        caller = self._known(key)
+        if caller is not None:
+            return caller
         async with self._greeting:
-            if (client := self._known(key)) is not None:
-                return client
-            client = AsyncClient(self._endpoint, key=key)
+            if (caller := self._known(key)) is not None:
+                return caller
+            caller = Caller(AsyncClient(self._endpoint, key=key))
             try:
-                await client.welcome()
+                await caller.client.welcome()
             except BaseException:  # a key that is not known takes nobody's place
-                await client.close()
+                await caller.close()
                 raise
-            self._clients[key] = client
-            if len(self._clients) > self._most:
-                _, oldest = self._clients.popitem(last=False)
+            ended, self._callers[key] = self._callers.pop(key, None), caller
+            if ended is not None:
+                await ended.close()
+            if len(self._callers) > self._most:
+                _, oldest = self._callers.popitem(last=False)
                 await oldest.close()
-        return client
+        return caller
 
-    def _known(self, key: str | None) -> AsyncClient | None:
-        """The connection there is, unless the engine has ended it for good."""
-        client = self._clients.get(key)
-        if client is None or client.has_ended:
+    def _known(self, key: str | None) -> Caller | None:
+        """The caller there is, unless the engine has ended its connection for good."""
+        caller = self._callers.get(key)
+        if caller is None or caller.client.has_ended:
             return None
-        self._clients.move_to_end(key)
-        return client
+        self._callers.move_to_end(key)
+        return caller
 
     async def close(self) -> None:
         """Close all of them."""
-        while self._clients:
-            _, client = self._clients.popitem()
-            await client.close()
+        while self._callers:
+            _, caller = self._callers.popitem()
+            await caller.close()

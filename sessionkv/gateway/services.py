@@ -10,8 +10,9 @@ from starlette.requests import Request
 
 from sessionkv.client import AsyncClient
 from sessionkv.errors import ModelNotFound, Unauthorized
-from sessionkv.gateway.clients import ClientPool
+from sessionkv.gateway.clients import Caller, ClientPool
 from sessionkv.gateway.guard import key_of
+from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.gateway.settings import GatewaySettings
 
 
@@ -23,11 +24,13 @@ class ServedModel:
         name: As the engine was told; its last part alone names it too.
         max_model_len: Its window, in tokens.
         limits: All bounds that the engine told of.
+        reply_style: How it writes tool calls and reasoning.
     """
 
     name: str
     max_model_len: int
     limits: Mapping[str, Any]
+    reply_style: ReplyStyle
 
     @property
     def id(self) -> str:
@@ -73,8 +76,8 @@ class Services:
         """Leave the engine; what is open ends."""
         await self._clients.close()
 
-    async def client(self, request: Request) -> AsyncClient:
-        """The connection to the engine that a request uses.
+    async def caller(self, request: Request) -> Caller:
+        """Who sends a request.
 
         Raises:
             ConnectionLost: No engine is there.
@@ -105,7 +108,15 @@ class Services:
         Raises:
             ConnectionLost: No engine is there.
         """
-        return await self._clients.get(self.settings.key)
+        return (await self._clients.get(self.settings.key)).client
+
+    async def client(self, request: Request) -> AsyncClient:
+        """The connection to the engine that a request uses.
+
+        Raises:
+            ConnectionLost: No engine is there.
+        """
+        return (await self.caller(request)).client
 
     async def model(self) -> ServedModel:
         """What is served. Asked of the engine once.
@@ -114,8 +125,7 @@ class Services:
             ConnectionLost: No engine is there.
         """
         if self._model is None:
-            welcome = await (await self.own_client()).welcome()
-            self._model = ServedModel(
-                welcome.model, welcome.limits.get("max_model_len", 0), welcome.limits
-            )
+            served = await (await self.own_client()).served()
+            style = self.settings.reply_style or served.reply_style
+            self._model = ServedModel(served.model, served.max_model_len, served.limits, style)
         return self._model

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sessionkv.types.reply_style import ReplyStyle
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
@@ -16,6 +18,8 @@ class GatewaySettings:
         endpoint: The engine's socket.
         ping_s: A stream that has had nothing to say for so long says that it lives.
         body_bytes: Largest request body; a larger one is answered with 413.
+        reply_style: How the model writes tool calls and reasoning, where the engine's own finding
+            is to be overruled.
         clients: Most connections to the engine, one for each key; the one used longest ago closes.
         key: The gateway's own, for what it asks before anybody calls; None where the engine has no
             keys. With one, callers have to show theirs.
@@ -30,6 +34,7 @@ class GatewaySettings:
     key: str | None = None
     hosts: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
+    reply_style: ReplyStyle | None = None
 
     def to_json(self) -> str:
         """One line, for another process."""
@@ -38,4 +43,5 @@ class GatewaySettings:
     @classmethod
     def from_map(cls, values: Mapping[str, Any]) -> GatewaySettings:
         """From :meth:`to_json`'s map."""
-        return cls(**values)
+        style = values.get("reply_style")
+        return cls(**{**values, "reply_style": style and ReplyStyle.from_map(style)})

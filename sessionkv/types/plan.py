@@ -98,6 +98,10 @@ class StepPlan:
             that start anew in this one.
         freed_block_ids: Device blocks that became free since the last plan and still are; a
             checking runner poisons them, others ignore them.
+        masks: seq_id -> the only tokens that its step may sample, at least one, where not all may.
+            Packed in whole words of 32 bits: token ``i`` is bit ``i % 8`` of byte ``i // 8``.
+            Applied after everything else that changes logits, and instead of what
+            ``sampling.min_tokens`` rules out. None in a plan made ahead.
     """
 
     step_id: int
@@ -106,6 +110,7 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     ends: tuple[int, ...] = ()
     freed_block_ids: tuple[int, ...] = ()
+    masks: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def is_ahead(self) -> bool:

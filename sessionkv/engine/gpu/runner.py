@@ -193,7 +193,7 @@ class GpuRunner:
         prefills = [step for step in plan.steps if len(step.token_ids) > 1]
         steps = [*decodes, *prefills]
         seq_ids = [step.seq_id for step in steps if step.sample]
-        extra = self._extras.prepare(seq_ids)
+        extra = self._extras.prepare(seq_ids, plan.masks)
         first = len(decodes)  # row of the first prefill
         if not prefills and len(seq_ids) == len(steps):
             size = size_for(self.graphs.sizes, len(steps))

@@ -100,11 +100,16 @@ class Landing:
         limit = sequence.max_output_tokens
         if num_output > limit:
             return self._life.finish(sequence, None)
-        if token_id in sequence.stop_token_ids and num_output >= sequence.sampling.min_tokens:
+        constraint = sequence.constraint
+        # A constraint that lets an end token come before min_tokens lets nothing else come.
+        may_stop = num_output >= sequence.sampling.min_tokens or constraint is not None
+        if may_stop and token_id in sequence.stop_token_ids:
             sequence.end_reason = FinishReason.STOP
             return self._life.finish(sequence, token, token_id)
         if num_output == limit:
             return self._life.finish(sequence, token)
+        if constraint is not None and (reason := constraint.advance(token_id)) is not None:
+            return self._life.fail(sequence, reason)
         return SequenceEvent(sequence.seq_id, token, num_output)
 
     def _landed(self, sequence: Sequence) -> bool:
