@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sessionkv.gateway.conversations import RUNNING
 from tests.builders.agent_text import call, write_agent_text
 from tests.builders.engine import engine_config
 from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
@@ -118,6 +119,6 @@ def test_every_turn_finds_all_that_came_before_it(served: HttpEngine) -> None:
     assert kinds == ["tool_use"] * (len(STEPS) - 3) + ["end_turn"] * 2
     with served.engine.client() as client:
         for _ in range(2000):  # what only served a turn goes behind its answer
-            if not client.sessions("http:turn:"):
+            if not client.sessions(RUNNING):
                 break
-        assert client.sessions("http:turn:") == []
+        assert client.sessions(RUNNING) == []
