@@ -90,7 +90,11 @@ class Answer:
         parser, writer = self._store.parser(self._id, calls=calls), self._writer
         running = self._store.run(
             plan,
-            TurnOptions(sampling=self._sampling(plan), priority=priority_of(self._body)),
+            TurnOptions(
+                sampling=self._sampling(plan),
+                priority=priority_of(self._body),
+                progress=stream,  # so that the first event comes when the turn is taken
+            ),
             # Where the reply ends with its first call somebody has to see it come.
             stream=stream or (calls and plan.kept.calls_once),
             is_over=lambda: writer.is_over,

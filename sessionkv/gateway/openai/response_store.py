@@ -273,6 +273,7 @@ def _generation(
         "tools": plan.tools or None,
         "sampling": options.get("sampling"),
         "priority": options.get("priority", 0),
+        "progress": options.get("progress", False),
     }
     if stream:
         return client.stream_generate(messages=messages, **common)
