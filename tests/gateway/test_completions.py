@@ -99,7 +99,7 @@ def test_log_probabilities_in_the_shape_of_completions(served: HttpEngine) -> No
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [1, 300]}, "prompt[1]"),
         ({"max_tokens": 0}, "max_tokens"),

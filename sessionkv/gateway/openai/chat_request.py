@@ -9,7 +9,7 @@ from pydantic import Field
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.grammars import ANY_JSON, Demand
-from sessionkv.gateway.openai.schema import Body, ChatMessage, Sampling, Tool
+from sessionkv.gateway.openai.schema import Body, ChatMessage, Sampling, Text, Tool
 from sessionkv.gateway.transcript import Transcript
 
 
@@ -61,7 +61,7 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = Field(None, description="Accepted; has no effect.")
-    reasoning_effort: str | None = Field(None, description="Accepted; has no effect.")
+    reasoning_effort: Text | None = Field(None, description="Accepted; has no effect.")
     verbosity: Literal["medium"] | None = None
     modalities: list[Literal["text"]] | None = None
     prediction: dict[str, Any] | None = Field(None, description="Accepted; has no effect.")
