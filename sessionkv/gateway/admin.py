@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
 
-from sessionkv.client import AsyncClient, AsyncSession, SessionInfo
-from sessionkv.errors import SessionDamaged, SessionNotFound
+from sessionkv.client import AsyncClient, AsyncStream, SessionInfo, TurnResult
+from sessionkv.client import AsyncSession as Session
+from sessionkv.errors import SessionDamaged, SessionNotFound, TurnCancelled
+from sessionkv.gateway.admin_bodies import (
+    CloseBody,
+    ForkBody,
+    Named,
+    OpenBody,
+    PinBody,
+    RewindBody,
+    StopBody,
+    TurnBody,
+)
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.reports import cache_map
 from sessionkv.gateway.services import ServedModel, Services
 from sessionkv.gateway.session_maps import history_map, places_map, session_map, tree_nodes
 from sessionkv.gateway.sse import EventStream, named
-from sessionkv.types import SamplingParams
 
 PREFIX = "/sessionkv/v1"
 EVERY_S = 1.0
@@ -32,75 +41,6 @@ MAX_TREE = 200
 
 SessionName = Annotated[str, Query(description="Name of a session.")]
 After = Annotated[str | None, Query(description="`next` of the page before.")]
-
-
-class Named(BaseModel):
-    """A session."""
-
-    session: str
-
-
-class OpenBody(Named):
-    """Create a session, or resume one."""
-
-    system: str | None = None
-    history: Literal["keep", "follow"] | None = None
-    budget_bytes: int | None = None
-
-
-class Sampling(BaseModel):
-    """How tokens are chosen; what is absent has the engine's default."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: list[str] | None = None
-
-    def params(self) -> SamplingParams:
-        """For the engine.
-
-        Raises:
-            InvalidRequest: A value is not allowed.
-        """
-        return SamplingParams(**self.model_dump(exclude_none=True))
-
-
-class TurnBody(Named):
-    """One user message."""
-
-    text: str
-    sampling: Sampling = Field(default_factory=Sampling)
-    when_busy: Literal["error", "queue"] = "error"
-
-
-class ForkBody(Named):
-    """A new session that goes on from here, or from one of its turns."""
-
-    name: str
-    node: str | None = None
-
-
-class RewindBody(Named):
-    """Take turns back."""
-
-    turns: int = 1
-
-
-class PinBody(Named):
-    """Keep it in a tier longer than others."""
-
-    tier: Literal["device", "host", "disk"] = "host"
-    ttl_s: float | None = None
-    priority: int = 50
-
-
-class CloseBody(Named):
-    """End what runs of it; without ``keep`` the session is deleted."""
-
-    keep: bool = True
 
 
 async def same_origin(request: Request) -> None:
@@ -127,7 +67,7 @@ def router(services: Services, *, every_s: float = EVERY_S) -> APIRouter:
 
 
 def _add_questions(routes: APIRouter, services: Services, every_s: float) -> None:
-    async def handle(request: Request, session: str) -> AsyncSession:
+    async def handle(request: Request, session: str) -> Session:
         return (await services.client(request)).session(session)
 
     @routes.get("/sessions")
@@ -198,8 +138,9 @@ def _add_questions(routes: APIRouter, services: Services, every_s: float) -> Non
 
 def _add_changes(routes: APIRouter, services: Services) -> None:
     only_here = [Depends(same_origin)]
+    running: dict[tuple[AsyncClient, str], AsyncStream] = {}
 
-    async def handle(request: Request, body: Named) -> AsyncSession:
+    async def handle(request: Request, body: Named) -> Session:
         return (await services.client(request)).session(body.session)
 
     @routes.post("/open", dependencies=only_here)
@@ -217,8 +158,22 @@ def _add_changes(routes: APIRouter, services: Services) -> None:
     @routes.post("/turn", dependencies=only_here, response_model=None)
     async def turn(request: Request, body: TurnBody) -> Response:
         """Say something and stream the reply; who goes away cancels it."""
-        told = _turn(await handle(request, body), body, body.sampling.params())
+        session = await handle(request, body)
+        stream = session.stream(
+            body.text, sampling=body.sampling.params(), when_busy=body.when_busy
+        )
+        told = _turn(stream)
+        if body.turn is not None:
+            told = _named(told, running, (await services.client(request), body.turn), stream)
         return EventStream(told, ping_s=services.settings.ping_s, error=_error_event)
+
+    @routes.post("/stop", dependencies=only_here)
+    async def stop(request: Request, body: StopBody) -> dict[str, bool]:
+        """End a running turn; what was said so far is kept, or nothing of it."""
+        stream = running.get((await services.client(request), body.turn))
+        if stream is not None:
+            await stream.cancel(keep=body.keep)
+        return {"found": stream is not None}
 
     @routes.post("/fork", dependencies=only_here)
     async def fork(request: Request, body: ForkBody) -> dict[str, Any]:
@@ -258,28 +213,52 @@ async def _path(client: AsyncClient, info: SessionInfo) -> tuple[str, tuple[str,
         return info.name, ()
 
 
-async def _turn(
-    session: AsyncSession, body: TurnBody, sampling: SamplingParams
-) -> AsyncGenerator[bytes, None]:
-    stream = session.stream(body.text, sampling=sampling, when_busy=body.when_busy)
+async def _turn(stream: AsyncStream) -> AsyncGenerator[bytes, None]:
+    told = False
     try:
         async for event in stream:
             if event.restarted:
                 yield named("restarted", {})
             if event.text or event.tokens:
                 yield named("delta", {"text": event.text, "tokens": len(event.tokens)})
-            if (result := event.result) is not None:
-                done = {
-                    "text": result.text,
-                    "node": result.node,
-                    "finish_reason": result.finish_reason.value,
-                    "stop": result.stop,
-                    "completion_tokens": result.usage.completion_tokens,
-                    "cache": cache_map(result.cache),
-                }
-                yield named("done", done)
+            if event.result is not None:
+                told = True
+                yield named("done", _done(event.result))
+        # Who stopped it may have taken its last events.
+        if not told and stream.result is not None:
+            yield named("done", _done(stream.result))
+        elif not told:
+            raise TurnCancelled("the turn was stopped, and nothing of it was kept")
     finally:
         await stream.aclose()
+
+
+def _done(result: TurnResult) -> dict[str, Any]:
+    return {
+        "text": result.text,
+        "node": result.node,
+        "finish_reason": result.finish_reason.value,
+        "stop": result.stop,
+        "completion_tokens": result.usage.completion_tokens,
+        "cache": cache_map(result.cache),
+    }
+
+
+async def _named(
+    events: AsyncGenerator[bytes, None],
+    running: dict[tuple[AsyncClient, str], AsyncStream],
+    name: tuple[AsyncClient, str],
+    stream: AsyncStream,
+) -> AsyncGenerator[bytes, None]:
+    """The events; while they last the turn can be stopped by its name, the latest of that name."""
+    running[name] = stream
+    try:
+        async for event in events:
+            yield event
+    finally:
+        if running.get(name) is stream:
+            del running[name]
+        await events.aclose()
 
 
 async def _watch(
@@ -298,7 +277,7 @@ async def _watch(
         await asyncio.sleep(every_s)
 
 
-async def _session_event(session: AsyncSession) -> dict[str, Any]:
+async def _session_event(session: Session) -> dict[str, Any]:
     try:
         info, places = await session.info(), await session.places()
     except SessionNotFound:

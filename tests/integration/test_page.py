@@ -75,7 +75,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         socket_engine(Path(socket), config, gate=HOLD, runner=script) as engine,
         GatewayProcess(HttpConfig("127.0.0.1", 0)) as gateway,
     ):
-        gateway.start({"endpoint": engine.endpoint}, lambda: None)
+        gateway.start({"endpoint": engine.endpoint}, lambda: None, meanwhile=lambda: None)
         with engine.client() as client:  # so that the store's files are open from here on
             client.open("first").turn("Warm up")
             client.flush()
@@ -150,7 +150,9 @@ def test_a_turn_streams_and_gets_its_badge(page: Browser, served: Served) -> Non
         cache = client.session("streamed").info().last_cache
     assert cache is not None
     badge = page.texts(".badge.final")[0]
-    assert f"prompt {cache.prompt_tokens}: 0 device + 0 host + 0 disk + " in badge
+    parts = (cache.device_tokens, cache.host_tokens, cache.disk_tokens, cache.computed_tokens)
+    words = "{} device + {} host + {} disk + {} computed".format(*parts)
+    assert badge.startswith(f"prompt {cache.prompt_tokens}: {words} · first token ")
     assert badge.endswith("first turn")
     assert page.texts(".message .text") == ["Hi", SAID]
     assert page.texts("#spoken p")[:-1] == ["A first sentence.", "And <b>a second</b> one."]
@@ -172,20 +174,38 @@ def is_cancelled(served: Served) -> bool:
     return any(isinstance(message, CancelTurn) for message in waiting)
 
 
-def test_a_turn_that_is_stopped_leaves_nothing_but_its_text(page: Browser, served: Served) -> None:
+def test_what_was_said_until_a_stop_is_kept(page: Browser, served: Served) -> None:
     new_session(page, "stopped")
     with HOLD.after(8):
         page.type("#message", "Too long")
         page.click("#send")
         page.until(lambda: page.texts(".streaming .text")[0] not in ("", SAID))
         page.click("#stop")
+        page.until(lambda: is_cancelled(served), "the engine was not told")
+    page.until(lambda: page.all(".badge.final") and not page.all(".streaming"))
+    asked, said = page.texts(".message .text")
+    assert asked == "Too long"
+    assert SAID.startswith(said)
+    assert said != SAID
+    with served.engine.client() as client:
+        assert client.session("stopped").info(history=True).messages[-1]["content"] == said
+
+
+def test_a_turn_that_is_stopped_before_it_says_anything_never_was(
+    page: Browser, served: Served
+) -> None:
+    new_session(page, "unsaid")
+    with HOLD.after(1):
+        page.type("#message", "Not this")
+        page.click("#send")
+        page.until(lambda: page.all(".streaming"))
+        page.click("#stop")
         page.until(lambda: not page.all(".streaming"))
         page.until(lambda: is_cancelled(served), "the engine was not told")
-    assert page.find("#message").get_attribute("value") == "Too long"
-    assert page.all(".message") == []
+    assert page.find("#message").get_attribute("value") == "Not this"
     assert not page.find("#alert").is_displayed()
-    say(page, "Again")
-    assert page.texts(".message .text") == ["Again", SAID]
+    say(page, "But this")
+    assert page.texts(".message .text") == ["But this", SAID]
 
 
 def test_fork_rewind_pin_and_close(page: Browser, served: Served) -> None:
