@@ -27,6 +27,7 @@ class TurnResult:
         cache: Where the prompt's KV came from.
         node: Id of the turn, None without a session.
         logprobs: As asked for, else None.
+        prompt_logprobs: Of each token of the prompt but the first, as asked for, else None.
         stop: The stop string or token id that ended the turn, else None.
         replayed: The answer of an earlier run under the same idempotency key.
     """
@@ -40,6 +41,7 @@ class TurnResult:
     logprobs: Logprobs | None = None
     stop: str | int | None = None
     replayed: bool = False
+    prompt_logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,7 @@ class NodeInfo:
         usage: ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens`` as they were
             reported; empty where that was not kept.
         metadata: What the client had kept with it.
+        cache: Cache report of the turn, where it is still known.
     """
 
     node: str
@@ -249,6 +252,7 @@ class NodeInfo:
     finish_reason: FinishReason | None
     usage: Mapping[str, int]
     metadata: Mapping[str, Any]
+    cache: CacheReport | None = None
 
 
 def node_info(value: Mapping[str, Any]) -> NodeInfo:
@@ -267,6 +271,7 @@ def node_info(value: Mapping[str, Any]) -> NodeInfo:
         finish_reason=FinishReason(reason) if reason else None,
         usage=value.get("usage") or {},
         metadata=value.get("metadata") or {},
+        cache=cache_from_map(value["cache"]) if value.get("cache") else None,
     )
 
 
@@ -282,6 +287,7 @@ def turn_result(done: Done) -> TurnResult:
         logprobs=logprobs_from_wire(done.logprobs),
         stop=done.stop,
         replayed=done.replayed,
+        prompt_logprobs=logprobs_from_wire(done.prompt_logprobs),
     )
 
 

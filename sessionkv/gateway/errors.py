@@ -30,6 +30,8 @@ _STATUS: Mapping[str, int] = {
     "pin_refused": 400,
     "template_refused": 400,
     "protocol_violation": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
     "session_not_found": 404,
     "node_not_found": 404,
     "model_not_found": 404,
@@ -150,10 +152,12 @@ _INTERNAL = frozenset({"endpoint", "directory", "damage", "field", "param"})
 
 
 def _renamed(message: str, param: str | None) -> tuple[str, str | None]:
-    """The wire's ``sampling.x`` is the API's ``x``."""
-    if param is None or not param.startswith("sampling."):
+    """The wire's ``sampling.x`` is the API's ``x``, and its ``tokens`` are a ``prompt``."""
+    if param is None or not param.startswith(("sampling.", "tokens")):
         return message, param
-    name = param.removeprefix("sampling.")
+    name = param.removeprefix("sampling.").replace("tokens[", "prompt[")
+    if name.startswith("grammar"):
+        return message, "response_format"
     return message.replace(param, name, 1), name
 
 
