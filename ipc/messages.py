@@ -122,7 +122,10 @@ class Turn(Request):
 
 @dataclass(frozen=True, slots=True)
 class Generate(Request):
-    """Generate without a session; exactly one of prompt, messages, tokens. Replies as for Turn."""
+    """Generate without a session; exactly one of prompt, messages, tokens. Replies as for Turn.
+
+    With ``prompt_logprobs`` all of the prompt is computed, and what is cached of it is not used.
+    """
 
     TYPE: ClassVar[str] = "generate"
     prompt: str | None = None
@@ -133,6 +136,7 @@ class Generate(Request):
     stream: bool = False
     progress: bool = False
     cache: bool = True
+    prompt_logprobs: int | None = None
     idempotency_key: str | None = None
     deadline_s: float | None = None
     priority: int = 0
@@ -398,6 +402,7 @@ class Done(Reply):
     usage: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
     replayed: bool = False
 
 

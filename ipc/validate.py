@@ -19,6 +19,7 @@ from sessionkv.ipc import limits as bounds
 from sessionkv.ipc import messages as m
 from sessionkv.types import TOKEN_BYTES, NodeRecord, SamplingParams, unpack_tokens, utf8_bytes
 from sessionkv.types.portable import PortableSession, node_from_map, session_from_map
+from sessionkv.types.sampling import MAX_LOGPROBS
 from sessionkv.types.words import number
 
 R = TypeVar("R", bound=m.Request)
@@ -375,7 +376,13 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "metadata": _metadata,
         **_TURN_CHECKS,
     },
-    m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
+    m.Generate: {
+        "prompt": _text,
+        "tools": _tools,
+        "cache": _boolean,
+        "prompt_logprobs": _integer(0, MAX_LOGPROBS),
+        **_TURN_CHECKS,
+    },
     m.Pieces: {"tokens": _tokens},
     m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},

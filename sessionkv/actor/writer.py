@@ -49,6 +49,7 @@ from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
 from sessionkv.text.stored import read_root
 from sessionkv.types import FinishReason, Usage
+from sessionkv.types.sampling import MAX_PROMPT_LOGPROBS
 
 _MAX_ROOTS = 1024
 
@@ -150,6 +151,7 @@ class Writer:
             priority=request.priority,
             deadline_s=request.deadline_s,
             use_cache=request.cache if isinstance(request, wire.Generate) else True,
+            prompt_logprobs=_prompt_logprobs(request, ids),
             claim=turn.claim,
             wants_progress=request.stream and request.progress,
         )
@@ -285,6 +287,7 @@ class Writer:
             usage=usage_to_map(Usage(finished.num_prompt_tokens, num_used)),
             cache=cache_to_map(finished.cache),
             logprobs=logprobs,
+            prompt_logprobs=finished.prompt_logprobs or None,
         )
         verdict = Verdict(
             turn_id=turn.turn_id,
@@ -316,6 +319,17 @@ class Writer:
         """A turn was committed: keep what a later stateless history may repeat."""
         if turn.prompt_raw and isinstance(turn.answer, wire.Done):
             self._memory.put(turn.tenant, turn.prompt_raw, turn.answer.tokens)
+
+
+def _prompt_logprobs(request: wire.Turn | wire.Generate, ids: Sequence[int] | None) -> int | None:
+    """How many are asked for, of a prompt that is not too long for them."""
+    if not isinstance(request, wire.Generate) or request.prompt_logprobs is None:
+        return None
+    count, num_tokens = request.prompt_logprobs, len(ids or ())
+    if num_tokens * (1 + count) > MAX_PROMPT_LOGPROBS:
+        allowed = f"{MAX_PROMPT_LOGPROBS} in all; the prompt has {num_tokens} tokens, each its own"
+        raise InvalidRequest("prompt_logprobs", count, allowed)
+    return count
 
 
 def _content_bytes(message: Mapping[str, Any]) -> int:

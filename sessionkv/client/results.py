@@ -27,6 +27,7 @@ class TurnResult:
         cache: Where the prompt's KV came from.
         node: Id of the turn, None without a session.
         logprobs: As asked for, else None.
+        prompt_logprobs: Of each token of the prompt but the first, as asked for, else None.
         stop: The stop string or token id that ended the turn, else None.
         replayed: The answer of an earlier run under the same idempotency key.
     """
@@ -40,6 +41,7 @@ class TurnResult:
     logprobs: Logprobs | None = None
     stop: str | int | None = None
     replayed: bool = False
+    prompt_logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,7 @@ def turn_result(done: Done) -> TurnResult:
         logprobs=logprobs_from_wire(done.logprobs),
         stop=done.stop,
         replayed=done.replayed,
+        prompt_logprobs=logprobs_from_wire(done.prompt_logprobs),
     )
 
 

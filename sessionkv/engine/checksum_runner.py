@@ -31,6 +31,7 @@ from sessionkv.types import (
     StepPlan,
     TokenLogprob,
 )
+from sessionkv.types.plan import PromptLogprobs
 
 CELL_BYTES = 16
 _CELL = struct.Struct("<IIII")
@@ -264,6 +265,7 @@ class ChecksumRunner:
         failing = self._fail_step is not None and self._fail_step(plan)
         sampled: dict[int, SampledToken] = {}
         failed: dict[int, str] = {}
+        prompts: dict[int, list[PromptLogprobs]] = {}
         if len({step.seq_id for step in plan.steps}) != len(plan.steps):
             raise PlanError("a sequence has two steps in one plan")
         for i, step in enumerate(plan.steps):
@@ -281,11 +283,13 @@ class ChecksumRunner:
                 self._skip(sequence, step)
                 continue
             self._write(sequence, step)
+            if predicted := sequence.start.predicted(step):
+                prompts[step.seq_id] = self._prompt_logprobs(sequence, step, predicted)
             if step.sample:
                 sampled[step.seq_id] = self._sample(sequence, plan.masks.get(step.seq_id))
         if failing:
             raise RuntimeError(f"step {plan.step_id} was told to fail")
-        return StepOutput(plan.step_id, sampled, failed)
+        return StepOutput(plan.step_id, sampled, failed, prompts)
 
     def _enter(self, plan: StepPlan) -> None:
         """Ends, freed blocks, copies, new blocks and starts, in this order."""
@@ -434,6 +438,17 @@ class ChecksumRunner:
             at = block_id * size * CELL_BYTES
             state = crc32(self._memory[at : at + min(size, end - i * size) * CELL_BYTES], state)
         return state
+
+    def _prompt_logprobs(
+        self, sequence: _Running, step: SequenceStep, predicted: Sequence[int]
+    ) -> list[PromptLogprobs]:
+        count = sequence.start.prompt_logprobs or 0
+        found: list[PromptLogprobs] = []
+        for position, token_id in enumerate(predicted, step.start + 1):
+            state = self._state_before(sequence, position)
+            fake = _fake_logprobs(state, token_id, self.vocab_size, count)
+            found.append([(entry.token_id, entry.logprob) for entry in fake.logprobs])
+        return found
 
     def _sample(self, sequence: _Running, mask: bytes | None) -> SampledToken:
         token = self._choose(sequence, None if mask is None else self._unpack(mask))

@@ -66,6 +66,7 @@ class SubmitTurn:
         use_cache: False computes everything (and stores nothing).
         claim: Its idempotency key, None without one.
         wants_progress: Somebody hears how far its prompt is (:class:`TurnProgress`).
+        prompt_logprobs: See :class:`~sessionkv.types.SequenceStart`.
     """
 
     turn_id: int
@@ -83,6 +84,12 @@ class SubmitTurn:
     use_cache: bool = True
     claim: KeyClaim | None = None
     wants_progress: bool = False
+    prompt_logprobs: int | None = None
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether what is cached of its prompt is used; not where all of it is to be computed."""
+        return self.use_cache and self.prompt_logprobs is None
 
     @property
     def is_kept(self) -> bool:
@@ -347,6 +354,7 @@ class TurnFinished:
         num_output_tokens: Tokens sampled that count; all were sent in :class:`StepTokens`.
         stop_token_id: The id that ended it, if one did.
         node_id: Id the turn will be journalled under, None without session.
+        prompt_logprobs: Of each token of the prompt but the first, where asked for.
     """
 
     turn_id: int
@@ -356,6 +364,7 @@ class TurnFinished:
     node_id: int | None
     num_prompt_tokens: int
     cache: CacheReport
+    prompt_logprobs: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)

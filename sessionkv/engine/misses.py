@@ -66,7 +66,7 @@ def _known_tokens(turn: ActiveTurn, parts: CoreParts) -> int:
     if turn.sequence is None:
         return 0
     most = turn.sequence.num_prompt_tokens - 1
-    if not turn.ask.use_cache:
+    if not turn.ask.reads_cache:
         return most
     hint, size = _hint(turn), parts.kv.block_size
     shared = hint.token if hint is not None and hint.token is not None else 0
@@ -78,7 +78,7 @@ def _reason(
 ) -> MissReason:
     if not parts.config.cache.prefix_cache:
         return MissReason.CACHE_OFF
-    if not turn.ask.use_cache:
+    if not turn.ask.reads_cache:
         return MissReason.BYPASSED
     key = _key_at(turn, parts, found, known)
     if parts.kv.was_corrupt(key):

@@ -239,6 +239,7 @@ class TurnDesk:
             deadline=turn.deadline_s,
             group=(ask.tenant, ask.session or ""),
             use_cache=ask.use_cache,
+            wants_prompt_logprobs=ask.prompt_logprobs,
         )
         if turn.awaits_grammar:
             turn.phase = Phase.COMPILING
@@ -360,6 +361,7 @@ class TurnDesk:
             node_id=turn.node_id,
             num_prompt_tokens=sequence.num_prompt_tokens,
             cache=cache,
+            prompt_logprobs=sequence.prompt_logprobs,
         )
         self.out.append(turn.finished)
         if not turn.ask.is_kept:

@@ -18,7 +18,7 @@ from sessionkv.gateway import admin, health, metrics, page_files
 from sessionkv.gateway.anthropic import messages
 from sessionkv.gateway.errors import Problem, invalid_body, problem_response
 from sessionkv.gateway.guard import Guard
-from sessionkv.gateway.openai import chat, models, responses
+from sessionkv.gateway.openai import chat, completions, models, responses
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.settings import GatewaySettings
 from sessionkv.gateway.sse import ClientGone
@@ -28,6 +28,7 @@ _ROUTERS = (
     metrics.router,
     models.router,
     chat.router,
+    completions.router,
     responses.router,
     messages.router,
     admin.router,

@@ -152,10 +152,12 @@ _INTERNAL = frozenset({"endpoint", "directory", "damage", "field", "param"})
 
 
 def _renamed(message: str, param: str | None) -> tuple[str, str | None]:
-    """The wire's ``sampling.x`` is the API's ``x``."""
-    if param is None or not param.startswith("sampling."):
+    """The wire's ``sampling.x`` is the API's ``x``, and its ``tokens`` are a ``prompt``."""
+    if param is None or not param.startswith(("sampling.", "tokens")):
         return message, param
-    name = param.removeprefix("sampling.")
+    name = param.removeprefix("sampling.").replace("tokens[", "prompt[")
+    if name.startswith("grammar"):
+        return message, "response_format"
     return message.replace(param, name, 1), name
 
 

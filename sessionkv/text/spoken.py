@@ -19,6 +19,7 @@ _DECODER = json.JSONDecoder(strict=False)
 _MAX_TRIES = 64
 """Braces that begin no JSON, after which a text is taken to hold none: each costs a scan."""
 _SPACE = re.compile(r"\s+")
+_BESIDE_REASONING = re.compile(r"\s*(</?think>|\[/?THINK\])\s*")
 _NAMED = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*\Z")
 _MARKS = re.compile(r"(?:<[^<>\s]+>|\[/?[A-Z_]+\]|[\[\],;]|\s)*\Z")
 
@@ -45,7 +46,10 @@ def calls_in(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 
 def same_spoken(one: str, other: str) -> bool:
-    """Whether two texts are equal but for the spelling of JSON objects and white space beside."""
+    """Whether two texts are equal but for the spelling of JSON objects and white space beside.
+
+    Beside the marks of reasoning too: templates write them each in their own way.
+    """
     return one == other or _one_spelling(one) == _one_spelling(other)
 
 
@@ -53,11 +57,15 @@ def _one_spelling(text: str) -> str:
     parts: list[str] = []
     last = 0
     for start, end, value in _objects(text):
-        parts.append(_SPACE.sub(" ", text[last:start]).strip())
+        parts.append(_plain(text[last:start]))
         parts.append(json.dumps(value, sort_keys=True))
         last = end
-    parts.append(_SPACE.sub(" ", text[last:]).strip())
+    parts.append(_plain(text[last:]))
     return "\n".join(parts)
+
+
+def _plain(text: str) -> str:
+    return _SPACE.sub(" ", _BESIDE_REASONING.sub(r"\1", text)).strip()
 
 
 def _call(value: dict[str, Any]) -> ToolCall | None:

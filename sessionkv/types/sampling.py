@@ -14,6 +14,8 @@ from sessionkv.types.words import number
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**18
+"""Of a whole prompt: some 4 MB on the wire, 7 in the journal, 30 in memory."""
 MAX_LOGIT_BIAS = 1024
 _U64 = 2**64
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -60,13 +61,17 @@ class Browser:
     def click(self, css: str, text: str | None = None) -> None:
         """Click the first element that matches, can be seen and says ``text``."""
 
-        def wanted() -> WebElement | None:
-            for node in self.all(css):
-                if node.is_displayed() and (text is None or node.text == text):
-                    return node
-            return None
+        def clicked() -> bool:
+            try:
+                for node in self.all(css):
+                    if node.is_displayed() and (text is None or node.text == text):
+                        node.click()
+                        return True
+            except StaleElementReferenceException:
+                pass  # drawn anew meanwhile
+            return False
 
-        self.until(wanted, f"no {css} that says {text}").click()
+        self.until(clicked, f"no {css} that says {text}")
 
     def type(self, css: str, text: str) -> None:
         """Write into a field, over what is there."""

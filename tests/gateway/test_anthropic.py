@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sessionkv.types.reply_style import ReplyStyle
 from tests.builders.agent_text import call, write_agent_text
 from tests.builders.engine import engine_config
 from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
@@ -142,6 +143,7 @@ def test_the_next_turn_finds_all_that_came_before(served: HttpEngine) -> None:
     assert total(start) == total(message["usage"])
     report = found[-1]["sessionkv"]["cache"]
     assert (report["cached_tokens"], report["prompt_tokens"]) == (before, total(start))
+    assert report["miss"]["reason"] == "none"
 
 
 def test_thoughts_and_spaces_that_a_client_drops_cost_no_more_than_themselves(
@@ -288,3 +290,27 @@ def test_diagnostics_say_what_differs(served: HttpEngine) -> None:
 def test_every_answer_has_an_id_of_its_request(served: HttpEngine) -> None:
     answer = served.post(MESSAGES, body())
     assert answer.headers["request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [({"type": "any"}, {"look", "see"}), ({"type": "tool", "name": "see"}, {"see"})],
+)
+def test_a_call_is_made_where_one_must_be(
+    tmp_path: Path, choice: dict[str, Any], names: set[str]
+) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    tools = [{"name": name, "input_schema": schema} for name in ("look", "see")]
+    style = ReplyStyle("hermes")  # whatever the model would say is nothing, and its thoughts too
+    runner = {"text_dir": write_agent_text(tmp_path)}
+    with http_engine(engine_config(blocks=1024), runner=runner, reply_style=style) as engine:
+        one = choice | {"disable_parallel_tool_use": True}
+        answer = engine.post(MESSAGES, body(tools=tools, tool_choice=one)).json()
+        (use,) = answer["content"]
+        assert (use["type"], answer["stop_reason"]) == ("tool_use", "tool_use")
+        assert use["name"] in names
+        assert use["input"]["n"] in (1, 2)
+        form = {"format": {"type": "json_schema", "schema": schema}}
+        answer = engine.post(MESSAGES, body(output_config=form)).json()
+        assert json.loads(answer["content"][0]["text"])["n"] in (1, 2)

@@ -84,7 +84,12 @@ def text(value: str, **fields: Any) -> dict[str, Any]:
         ({"inference_geo": "eu"}, "inference_geo"),
         ({"speed": "fast"}, "speed"),
         ({"service_tier": "gold"}, "service_tier"),
-        ({"output_config": {"format": {"type": "text"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}},
+            "output_config.format.schema",
+        ),
         ({"cache_control": {"type": "forever"}}, "cache_control.type"),
         ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
         (

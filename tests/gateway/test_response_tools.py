@@ -36,8 +36,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEngine]:
         yield engine
 
 
-def ask(served: HttpEngine, text: Any, status: int = 200, **fields: Any) -> dict[str, Any]:
-    body = {"model": MODEL, "input": text, "tools": [TOOL]} | fields
+def ask(served: HttpEngine, said: Any, status: int = 200, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "input": said, "tools": [TOOL]} | fields
     answer = served.post(URL, body)
     assert answer.status_code == status, answer.text
     value: dict[str, Any] = answer.json()
@@ -171,3 +171,35 @@ def test_tools_are_refused_where_the_model_has_no_way_to_call_them(tmp_path: Pat
         error = ask(plain, "Where?", status=400)["error"]
         assert error["param"] == "tools"
         ask(plain, "Where?", tools=[{"type": "web_search"}])
+
+
+def test_a_call_may_be_demanded(served: HttpEngine) -> None:
+    other = {**TOOL, "name": "see", "parameters": {"type": "object", "properties": {}}}
+    for choice in ("required", {"type": "function", "name": "see"}):
+        body = ask(
+            served,
+            "Go on.",
+            tools=[other],
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            instructions="Scripts end after three answers.",
+            max_output_tokens=100,
+            temperature=0,
+        )
+        (call,) = body["output"]
+        assert (call["type"], call["name"]) == ("function_call", "see")
+        assert body["tool_choice"] == choice
+
+
+def test_an_answer_may_be_held_to_a_schema(served: HttpEngine) -> None:
+    form = {
+        "type": "json_schema",
+        "name": "color",
+        "strict": True,
+        "schema": {"type": "object", "properties": {"c": {"enum": ["red", "blue"]}},
+                   "required": ["c"], "additionalProperties": False},
+    }  # fmt: skip
+    body = ask(served, "Which?", tools=[], text={"format": form}, temperature=0)
+    text = body["output"][0]["content"][0]["text"]
+    assert json.loads(text)["c"] in ("red", "blue")
+    assert body["text"]["format"] == form

@@ -114,6 +114,48 @@ def test_the_agents_sdk_runs_a_tool_and_goes_on(served: HttpEngine, stored: bool
     assert usage.input_tokens_details.cached_tokens > 0
 
 
+def test_the_official_client_keeps_a_conversation(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create(metadata={"topic": "weather"})
+    asked: dict[str, Any] = {"model": MODEL, "tools": [TOOL], "conversation": conversation.id}
+    first = client.responses.create(input="Is it cold?", **asked)
+    (call,) = first.output
+    assert call.type == "function_call"
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "-9"}
+    second = client.responses.create(input=[output], **asked)
+    assert second.output_text == SAID[1]
+    assert second.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens > 0
+    kinds = [item.type for item in client.conversations.items.list(conversation.id, order="asc")]
+    assert kinds == ["message", "function_call", "function_call_output", "message"]
+    assert client.conversations.retrieve(conversation.id).metadata == {"topic": "weather"}
+    assert client.conversations.delete(conversation.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(conversation.id)
+
+
+def test_the_agents_sdk_keeps_its_session_in_a_conversation(served: HttpEngine) -> None:
+    async def run() -> list[str]:
+        agents.set_tracing_disabled(True)
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            model = OpenAIResponsesModel(MODEL, client)
+            tools: Any = [agents.function_tool(lambda city: "-9", name_override="look")]
+            agent = agents.Agent(name="helper", tools=tools, model=model)
+            session = agents.OpenAIConversationsSession(openai_client=client)
+            texts = []
+            for said in ("Is it cold?", "Thanks."):
+                result = await agents.Runner.run(agent, said, session=session)
+                texts.append(str(result.final_output))
+            kinds = [item.get("type") for item in await session.get_items()]
+            assert kinds == [
+                "message", "function_call", "function_call_output", "message",
+                "message", "message",
+            ]  # fmt: skip
+            await session.clear_session()
+            return texts
+
+    assert asyncio.run(run()) == [SAID[1], SAID[2]]
+
+
 def test_langchain_sends_only_what_is_new(served: HttpEngine) -> None:
     @tool
     def look(city: str) -> str:

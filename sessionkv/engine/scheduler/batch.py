@@ -185,6 +185,7 @@ class Batch:
                 sequence.num_prompt_tokens,
                 sequence.sampling,
                 sequence.stop_token_ids,
+                sequence.wants_prompt_logprobs,
             )
         )
         self.copies.extend(sequence.copies)

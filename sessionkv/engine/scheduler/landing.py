@@ -29,6 +29,8 @@ class Landing:
         events: list[SequenceEvent] = []
         spoiled = self._roll_back(sequences, output, events) if output.failed else ()
         sampled, is_ahead = output.sampled, plan.is_ahead
+        if output.prompt_logprobs:
+            self._keep_prompt_logprobs(plan, sequences, output, spoiled)
         for sequence, step in zip(sequences, plan.steps, strict=True):
             seq_id, start, token_ids, _, samples = step
             if seq_id in spoiled:
@@ -55,6 +57,18 @@ class Landing:
                 events.append(self._life.finish(sequence, None))
         self._kv.unstage()
         return events
+
+    def _keep_prompt_logprobs(
+        self,
+        plan: StepPlan,
+        sequences: list[Sequence],
+        output: StepOutput,
+        spoiled: Collection[int],
+    ) -> None:
+        for sequence, step in zip(sequences, plan.steps, strict=True):
+            entries = output.prompt_logprobs.get(step.seq_id)
+            if entries and step.seq_id not in spoiled:
+                sequence.add_prompt_logprobs(step.start, entries)
 
     def fail(self, sequences: list[Sequence], error: BaseException) -> list[SequenceEvent]:
         """Take in a plan that raised; see ``Scheduler.fail_step``."""

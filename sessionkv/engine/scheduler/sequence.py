@@ -26,6 +26,7 @@ from sessionkv.types import (
     SamplingParams,
     Tier,
 )
+from sessionkv.types.plan import PromptLogprobs
 
 UNBOUNDED = sys.maxsize
 
@@ -195,6 +196,9 @@ class Sequence:
         deadline: Time of the caller's clock after which ``Scheduler.expired`` names it.
         group: Whom it counts for when tokens are shared out: (tenant, session).
         use_cache: False computes everything and leaves nothing behind.
+        wants_prompt_logprobs: How many, see :class:`~sessionkv.types.SequenceStart`. Such a
+            sequence computes everything and leaves it behind all the same.
+        prompt_logprobs: Those computed so far, from the second token on.
         constraint: Decides which tokens it may sample. Goes on with each that counts, whatever
             becomes of its blocks meanwhile; a sequence that has one is not planned ahead.
         disk_was_late: What disk has of it was not waited for any longer.
@@ -219,6 +223,8 @@ class Sequence:
     group: tuple[str, str] = ("", "")
     use_cache: bool = True
     constraint: Constraint | None = None
+    wants_prompt_logprobs: int | None = None
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
     state: SequenceState = SequenceState.WAITING
     accounting: Accounting = field(default_factory=Accounting)
@@ -291,6 +297,15 @@ class Sequence:
     def fills_blocks(self) -> bool:
         """Whether it is on its way through its prompt, so that others may wait for its blocks."""
         return self.goes_on and self.use_cache
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it takes what is cached of its prompt."""
+        return self.use_cache and self.wants_prompt_logprobs is None
+
+    def add_prompt_logprobs(self, start: int, entries: Seq[PromptLogprobs]) -> None:
+        """Take in those of the tokens behind ``start``; what is computed again changes nothing."""
+        self.prompt_logprobs += entries[len(self.prompt_logprobs) - start :]
 
     @property
     def progress(self) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
-from sessionkv.gateway.anthropic.blocks import Answer
+from sessionkv.gateway.anthropic.blocks import Answer, Event
 from sessionkv.gateway.anthropic.cache_control import TTL_S, longest_ttl
-from sessionkv.gateway.anthropic.checks import sampling_of
+from sessionkv.gateway.anthropic.checks import demand_of, sampling_of
 from sessionkv.gateway.anthropic.convert import assistant_message, convert
 from sessionkv.gateway.anthropic.diagnostics import Fingerprints, fingerprint
 from sessionkv.gateway.anthropic.schema import MessagesRequest
@@ -22,6 +23,7 @@ from sessionkv.gateway.helpers import is_helper
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
 from sessionkv.gateway.sse import named
+from sessionkv.types import SamplingParams
 
 
 class Asked:
@@ -49,10 +51,15 @@ class Asked:
         self._keeping = self._kept(headers)
         # More than the window has is what fits in it: clients ask for what their own model can do.
         self._max_tokens = min(body.max_tokens, served.max_model_len)
-        sampling_of(body, max_tokens=self._max_tokens)  # what is wrong in it is said at once
+        demand = demand_of(body, self._converted.transcript.tools or ())
+        self._grammar = demand.grammar(served.reply_style)
+        self._sampling()  # what is wrong in it is said at once
         self._id = f"msg_{secrets.token_hex(12)}"
         self._answer = self._new_answer()
         self._exchange: Exchange | None = None
+
+    def _sampling(self) -> SamplingParams:
+        return sampling_of(self._body, max_tokens=self._max_tokens, grammar=self._grammar)
 
     def _kept(self, headers: Mapping[str, str]) -> Keeping:
         metadata = self._body.metadata
@@ -85,17 +92,16 @@ class Asked:
             SessionKVError: The turn failed.
         """
         result = None
-        turn = self._turn(stream=False)
         try:
-            async for event in turn:
-                result = event.result
+            async with aclosing(self._turn(stream=False)) as turn:
+                async for event in turn:
+                    result = event.result
             if result is None:
                 raise SessionKVError("the turn ended without a result")
             self._answer.feed(result.text)
             self._answer.end()
             await self._keep(result)
         finally:
-            await turn.aclose()
             await self._close()
         return {
             **self._message(result.usage.prompt_tokens, result.cache.cached_tokens),
@@ -114,26 +120,27 @@ class Asked:
             SessionKVError: The turn failed.
         """
         has_begun = False
-        turn = self._turn(stream=True)
         try:
-            async for event in turn:
-                if not has_begun and (start := self._start(event)) is not None:
-                    has_begun = True
-                    yield named("message_start", start)
-                elif event.progress is not None:
-                    yield named("ping", _progress(event))
-                told = self._answer.feed(event.text)
-                if event.result is not None:
-                    told += self._answer.end()
-                    await self._keep(event.result)
-                for part in told:
-                    yield named(part["type"], part)
-                if event.result is not None:
-                    for part in self._last(event.result):
+            async with aclosing(self._turn(stream=True)) as turn:
+                async for event in turn:
+                    if not has_begun and (start := self._start(event)) is not None:
+                        has_begun = True
+                        yield named("message_start", start)
+                    elif event.progress is not None:
+                        yield named("ping", _progress(event))
+                    for part in await self._parts(event):
                         yield named(part["type"], part)
         finally:
-            await turn.aclose()
             await self._close()
+
+    async def _parts(self, event: StreamEvent) -> list[Event]:
+        """What an event of the turn tells of the answer."""
+        told = self._answer.feed(event.text)
+        if event.result is not None:
+            told += self._answer.end()
+            await self._keep(event.result)
+            told += self._last(event.result)
+        return told
 
     def _start(self, event: StreamEvent) -> dict[str, Any] | None:
         """The first event, as soon as it is known what the cache has."""
@@ -145,7 +152,7 @@ class Asked:
             return None
         return {"type": "message_start", "message": self._message(prompt, cached)}
 
-    def _last(self, result: TurnResult) -> list[dict[str, Any]]:
+    def _last(self, result: TurnResult) -> list[Event]:
         usage = self._usage(result)
         del usage["cache_creation"], usage["service_tier"]
         return [
@@ -158,16 +165,18 @@ class Asked:
     async def _turn(self, *, stream: bool) -> AsyncGenerator[StreamEvent, None]:
         """The turn; once more with what fits, where more tokens were asked for than that."""
         try:
-            async for event in self._run(stream=stream):
-                yield event
+            async with aclosing(self._run(stream=stream)) as events:
+                async for event in events:
+                    yield event
         except PromptTooLong as error:
             left = error.details["n_ctx"] - error.details["n_prompt"]
             if left < 1 or left >= self._max_tokens:
                 raise _too_long(error) from None
             await self._close()
             self._max_tokens = left
-            async for event in self._run(stream=stream):
-                yield event
+            async with aclosing(self._run(stream=stream)) as events:
+                async for event in events:
+                    yield event
         except InvalidRequest as error:
             raise self._converted.renamed(error) from None
 
@@ -175,17 +184,13 @@ class Asked:
         conversations = self._caller.conversations
         exchange = conversations.begin(self._converted.transcript, self._keeping)
         self._exchange = exchange
-        sampling = sampling_of(self._body, max_tokens=self._max_tokens)
-        options: TurnOptions = {"sampling": sampling, "progress": stream}
+        options: TurnOptions = {"sampling": self._sampling(), "progress": stream}
         if not stream:
             yield StreamEvent(result=await exchange.run(**options))
             return
-        events = exchange.stream(**options)
-        try:
+        async with aclosing(exchange.stream(**options)) as events:
             async for event in events:
                 yield event
-        finally:
-            await events.aclose()
 
     async def _keep(self, result: TurnResult) -> None:
         if self._body.diagnostics is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest, ToolChoice
 from sessionkv.gateway.errors import refused
+from sessionkv.gateway.grammars import Demand
 from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.types import SamplingParams, utf8_bytes
+from sessionkv.types.grammars import Grammar
 from sessionkv.types.sampling import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS
 
 _REFUSED = {
@@ -47,9 +50,7 @@ def check_answer(body: MessagesRequest, style: ReplyStyle) -> None:
     if body.messages[-1].role == "assistant":
         last = f"messages[{len(body.messages) - 1}].role"
         raise refused(last, "assistant", "an answer cannot be begun for the model")
-    if body.output_config is not None and body.output_config.format is not None:
-        kind = body.output_config.format.get("type")
-        raise refused("output_config.format", kind, "answers cannot be constrained")
+    _check_format(body)
     thinking = body.thinking
     if thinking is not None and thinking.type == "enabled":
         budget = thinking.budget_tokens
@@ -65,10 +66,42 @@ def _check_choice(choice: ToolChoice, names: list[str]) -> None:
         raise InvalidRequest("tool_choice.type", choice.type, "auto or none, without tools")
     if choice.type == "tool" and choice.name not in names:
         raise InvalidRequest("tool_choice.name", choice.name, "a tool's name")
-    raise refused("tool_choice.type", choice.type, "a call cannot be forced; use auto or none")
 
 
-def sampling_of(body: MessagesRequest, *, max_tokens: int) -> SamplingParams:
+def _check_format(body: MessagesRequest) -> None:
+    form = None if body.output_config is None else body.output_config.format
+    if form is None:
+        return
+    if form.get("type") != "json_schema":
+        raise InvalidRequest("output_config.format.type", form.get("type"), "json_schema")
+    if not isinstance(form.get("schema"), Mapping):
+        raise InvalidRequest("output_config.format.schema", form.get("schema"), "a JSON schema")
+
+
+def demand_of(body: MessagesRequest, tools: Sequence[Mapping[str, Any]]) -> Demand:
+    """What the answer is held to by a grammar; after :func:`check_answer`.
+
+    Args:
+        body: The request.
+        tools: Its tools, as the template is given them.
+    """
+    choice = body.tool_choice
+    several = choice is None or not choice.disable_parallel_tool_use
+    if choice is not None and choice.type == "tool":
+        named = [tool for tool in tools if tool["function"]["name"] == choice.name]
+        return Demand(tools=named, several=False)
+    if choice is not None and choice.type == "any":
+        return Demand(tools=tools, several=several)
+    form = None if body.output_config is None else body.output_config.format
+    if form is None:
+        return Demand()
+    may_call = choice is None or choice.type != "none"
+    return Demand(form["schema"], tools if may_call else (), several)
+
+
+def sampling_of(
+    body: MessagesRequest, *, max_tokens: int, grammar: Grammar | None
+) -> SamplingParams:
     """How the answer is sampled.
 
     Raises:
@@ -86,4 +119,4 @@ def sampling_of(body: MessagesRequest, *, max_tokens: int) -> SamplingParams:
         name: getattr(body, name) for name in ("temperature", "top_k", "top_p")
     }
     given = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(max_tokens=max_tokens, stop=tuple(stops), **given)
+    return SamplingParams(max_tokens=max_tokens, stop=tuple(stops), grammar=grammar, **given)

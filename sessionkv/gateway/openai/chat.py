@@ -15,6 +15,7 @@ from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.conversations import Exchange
+from sessionkv.gateway.errors import refused
 from sessionkv.gateway.keeping import keeping_of
 from sessionkv.gateway.openai.chat_choice import Choice
 from sessionkv.gateway.openai.chat_request import ChatRequest
@@ -39,7 +40,13 @@ def router(services: Services) -> APIRouter:
         served = await services.model()
         served.require(body.model)
         body.check()
-        wanted = sampling_of(body, max_tokens=body.most_tokens, logprobs=body.num_logprobs)
+        demand = body.demand()
+        grammar = demand.grammar(served.reply_style)
+        if demand.tools and demand.schema is None and grammar is None:
+            raise refused("tool_choice", "required", "this model's template writes no calls")
+        wanted = sampling_of(
+            body, max_tokens=body.most_tokens, logprobs=body.num_logprobs, grammar=grammar
+        )
         transcript = body.transcript()
         keeping = keeping_of(body, transcript, request.headers, max_tokens=body.most_tokens)
         caller = await services.caller(request)

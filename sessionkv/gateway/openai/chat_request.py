@@ -8,7 +8,8 @@ from pydantic import Field
 
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.errors import refused
-from sessionkv.gateway.openai.schema import Body, ChatMessage, Sampling, Tool
+from sessionkv.gateway.grammars import ANY_JSON, Demand
+from sessionkv.gateway.openai.schema import Body, ChatMessage, Sampling, Text, Tool
 from sessionkv.gateway.transcript import Transcript
 
 
@@ -60,7 +61,7 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = Field(None, description="Accepted; has no effect.")
-    reasoning_effort: str | None = Field(None, description="Accepted; has no effect.")
+    reasoning_effort: Text | None = Field(None, description="Accepted; has no effect.")
     verbosity: Literal["medium"] | None = None
     modalities: list[Literal["text"]] | None = None
     prediction: dict[str, Any] | None = Field(None, description="Accepted; has no effect.")
@@ -100,11 +101,26 @@ class ChatRequest(Sampling):
             raise InvalidRequest("tool_choice", self.tool_choice.function.name, "a tool's name")
         if self.tool_choice == "required" and not names:
             raise InvalidRequest("tool_choice", "required", "none or auto, without tools")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise refused("tool_choice", self.tool_choice, "a call cannot be forced; use auto")
-        if self.response_format is not None and self.response_format.type != "text":
-            kind = self.response_format.type
-            raise refused("response_format", kind, "answers cannot be constrained; use text")
+        if self.response_format is not None and self.response_format.type == "json_schema":
+            given = self.response_format.json_schema
+            if given is None or given.schema_ is None:
+                raise InvalidRequest("response_format.json_schema.schema", None, "a JSON schema")
+
+    def demand(self) -> Demand:
+        """What an answer is held to by a grammar."""
+        choice, tools = self.tool_choice, self.transcript().tools or []
+        several = self.parallel_tool_calls is not False
+        if isinstance(choice, NamedTool):
+            named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+            return Demand(tools=named[:1], several=False)
+        if choice == "required":
+            return Demand(tools=tools, several=several)
+        form = self.response_format
+        if form is None or form.type == "text":
+            return Demand()
+        schema = form.json_schema.schema_ if form.json_schema is not None else None
+        callable_tools = [] if choice == "none" else tools
+        return Demand(schema or ANY_JSON.schema, callable_tools, several)
 
 
 _REFUSED = {

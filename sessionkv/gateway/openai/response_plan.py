@@ -22,54 +22,88 @@ from sessionkv.gateway.openai.response_errors import (
 from sessionkv.gateway.openai.response_ids import place_of, session_of
 from sessionkv.gateway.openai.response_items import to_messages, to_tools
 from sessionkv.gateway.openai.response_schema import ResponseRequest
-from sessionkv.gateway.openai.response_store import Found, Plan, ResponseStore
+from sessionkv.gateway.openai.response_store import Plan, ResponseStore, Standing
 
+Message = Mapping[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
 
 
-async def plan_of(store: ResponseStore, body: ResponseRequest, echo: Mapping[str, Any]) -> Plan:
+async def plan_of(
+    store: ResponseStore,
+    body: ResponseRequest,
+    echo: Mapping[str, Any],
+    standing: Standing | None = None,
+) -> Plan:
     """The turn that answers a request.
 
     Args:
         store: The caller's responses.
         body: The request, checked.
         echo: What the response repeats of it.
+        standing: Where the conversation is that it goes on from, None where it names none.
 
     Raises:
         InvalidRequest: An item cannot be read, or there is none.
         PreviousResponseNotFound, ItemNotFound: What is referred to is not there.
     """
-    messages = to_messages(await resolved(store, body.items))
+    said = to_messages(await resolved(store, body.items))
     tools = to_tools(body.tools or ())
     if tools and not store.reads_calls:
         raise refused("tools", len(tools), "the model's template has no tool calls")
-    before = await _previous(store, body.previous_response_id)
-    if before is None:
-        return _beginning(body, echo, tools, messages)
-    if not messages:
+    if standing is None:
+        standing = await _previous(store, body.previous_response_id)
+    if standing.last is None:
+        return _beginning(body, echo, tools, to_messages(standing.items), said)
+    return await _going_on(store, body, echo, tools, standing, said)
+
+
+async def _going_on(
+    store: ResponseStore,
+    body: ResponseRequest,
+    echo: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    standing: Standing,
+    said: Sequence[Message],
+) -> Plan:
+    before, session = standing.last, standing.session
+    extra = to_messages(standing.extra)
+    if before is None or session is None or not (extra or said):
         raise InvalidRequest("input", [], "at least one item behind a previous response")
     parts = _parts(body, [p for p in before.kept.system if p.role != "instructions"])
-    kept, system = Kept(echo, parts), join_system(parts)
-    name, base = session_of(str(echo["id"])), session_of(before.id)
+    system, name = join_system(parts), session_of(str(echo["id"]))
     if system == before.node.system and list(tools) == list(before.node.tools):
-        return Plan(name, base, system, tools, messages, kept, body.is_stored)
-    history = await store.history(base)
+        kept = Kept(echo, parts, num_history=len(extra))
+        return Plan(name, session, system, tools, [*extra, *said], kept, body.is_stored)
+    history = [*await store.history(session), *extra]
     kept = Kept(echo, parts, num_history=len(history))
-    return Plan(name, None, system, tools, [*history, *messages], kept, body.is_stored)
+    return Plan(name, None, system, tools, [*history, *said], kept, body.is_stored)
 
 
 def _beginning(
     body: ResponseRequest,
     echo: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
-    messages: Sequence[Mapping[str, Any]],
+    history: Sequence[Message],
+    said: Sequence[Message],
 ) -> Plan:
-    leading = list(takewhile(lambda message: message["role"] in _SYSTEM_ROLES, messages))
+    """System messages at the start belong to the system prompt.
+
+    ::
+
+        | history | said |
+        | system's | turn's messages |
+    """
+    whole = [*history, *said]
+    leading = list(takewhile(lambda message: message["role"] in _SYSTEM_ROLES, whole))
     parts = _parts(body, [SystemPart(m["role"], m["content"]) for m in leading])
-    kept = Kept(echo, parts, num_system=len(leading))
-    name = session_of(str(echo["id"]))
-    said = messages[len(leading) :]
-    return Plan(name, None, join_system(parts), tools, said, kept, body.is_stored)
+    kept = Kept(
+        echo,
+        parts,
+        num_history=max(0, len(history) - len(leading)),
+        num_system=max(0, len(leading) - len(history)),
+    )
+    name, rest = session_of(str(echo["id"])), whole[len(leading) :]
+    return Plan(name, None, join_system(parts), tools, rest, kept, body.is_stored)
 
 
 def _parts(body: ResponseRequest, others: Sequence[SystemPart]) -> tuple[SystemPart, ...]:
@@ -77,11 +111,11 @@ def _parts(body: ResponseRequest, others: Sequence[SystemPart]) -> tuple[SystemP
     return (*own, *others)
 
 
-async def _previous(store: ResponseStore, response_id: str | None) -> Found | None:
+async def _previous(store: ResponseStore, response_id: str | None) -> Standing:
     if response_id is None:
-        return None
+        return Standing(None, None, (), ())
     try:
-        return await store.find(response_id)
+        return Standing(session_of(response_id), await store.find(response_id), (), ())
     except ResponseNotFound:
         raise PreviousResponseNotFound.of(response_id) from None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.errors import refused
+from sessionkv.gateway.grammars import ANY_JSON, Demand
 from sessionkv.gateway.openai.schema import Body, Sampling
 
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
@@ -21,6 +23,18 @@ MAX_FORMAT_BYTES = 48 * 1024
 _HAVE_NO_EFFECT = "Accepted; has no effect."
 _REFUSED = ("background", "prompt", "context_management", "moderation", "stop", "top_logprobs")
 
+_REPEATED = (
+    "tools",
+    "tool_choice",
+    "text",
+    "reasoning",
+    "metadata",
+    "instructions",
+    "user",
+    "prompt_cache_key",
+    "safety_identifier",
+)
+
 
 class ConversationRef(Body):
     """A conversation by its id."""
@@ -31,7 +45,9 @@ class ConversationRef(Body):
 class TextConfig(Body):
     """What the text of the answer is to be like."""
 
-    format: dict[str, Any] | None = Field(None, description="`text`; others as they are supported.")
+    format: dict[str, Any] | None = Field(
+        None, description="`text`, `json_object` or `json_schema`."
+    )
     verbosity: str | None = Field(None, description=_HAVE_NO_EFFECT)
 
 
@@ -129,6 +145,7 @@ class ResponseRequest(Sampling):
             )
         if self.conversation is not None and not self.is_stored:
             raise InvalidRequest("store", False, "true where a conversation is to be added to")
+        self._check_plain()
         self._check_choice()
         self._check_format()
 
@@ -137,14 +154,59 @@ class ResponseRequest(Sampling):
         """Whether the model is not to call tools."""
         return self.tool_choice == "none"
 
+    def _check_plain(self) -> None:
+        """What is repeated in the answer has to be such that an answer can say it."""
+        for name in _REPEATED:
+            value = getattr(self, name)
+            if isinstance(value, Body):
+                value = value.model_dump()
+            try:
+                json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            except (ValueError, RecursionError):
+                allowed = "finite numbers, and text without lone surrogates"
+                raise InvalidRequest(name, "something else", allowed) from None
+
     def _check_choice(self) -> None:
-        if self.tool_choice not in (None, "auto", "none"):
-            raise refused("tool_choice", self.tool_choice, "auto or none")
+        choice = self.tool_choice
+        if choice in (None, "auto", "none"):
+            return
+        names = [tool.get("name") for tool in self.tools or () if tool.get("type") == "function"]
+        if choice == "required" and names:
+            return
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            if choice.get("name") in names:
+                return
+            raise InvalidRequest("tool_choice.name", choice.get("name"), "the name of a function")
+        raise refused("tool_choice", choice, "use auto, none, required or one of the functions")
+
+    def demand(self, tools: Sequence[Mapping[str, Any]]) -> Demand:
+        """What the answer is held to by a grammar.
+
+        Args:
+            tools: The functions, as templates take them.
+        """
+        several, choice = self.parallel_tool_calls is not False, self.tool_choice
+        if isinstance(choice, dict):
+            named = [tool for tool in tools if tool["function"]["name"] == choice["name"]]
+            return Demand(tools=named[:1], several=False)
+        if choice == "required":
+            return Demand(tools=tools, several=several)
+        wanted = None if self.text is None else self.text.format
+        if wanted is None or wanted.get("type") in (None, "text"):
+            return Demand()
+        schema = wanted["schema"] if wanted["type"] == "json_schema" else ANY_JSON.schema
+        return Demand(schema, [] if self.calls_nothing else tools, several)
 
     def _check_format(self) -> None:
         wanted = None if self.text is None else self.text.format
-        if wanted is not None and wanted.get("type") not in (None, "text"):
-            raise refused("text.format", wanted.get("type"), "text")
+        kind = None if wanted is None else wanted.get("type")
+        if kind not in (None, "text", "json_object", "json_schema"):
+            raise InvalidRequest("text.format.type", kind, "text, json_object or json_schema")
+        if wanted is not None and kind == "json_schema":
+            if not isinstance(wanted.get("schema"), dict):
+                raise InvalidRequest("text.format.schema", wanted.get("schema"), "a JSON schema")
+            if not isinstance(wanted.get("name"), str):
+                raise InvalidRequest("text.format.name", wanted.get("name"), "a name")
         size = len(json.dumps(wanted))
         if self.is_stored and size > MAX_FORMAT_BYTES:
             raise InvalidRequest(

@@ -44,6 +44,24 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a response goes on from: an earlier response, or what a conversation has come to.
+
+    Attributes:
+        session: What holds the last response, None where there is none.
+        last: That response; None also where it cannot be gone on from, since something up to it
+            was deleted.
+        extra: Items that were added since.
+        items: All items, where there is no ``last``.
+    """
+
+    session: str | None
+    last: Found | None
+    extra: Sequence[Mapping[str, Any]]
+    items: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A turn that is to become a response.
 
@@ -67,7 +85,11 @@ class Plan:
 
 
 class ResponseStore:
-    """Responses of one caller. One event loop."""
+    """Responses of one caller. One event loop.
+
+    Attributes:
+        style: How the model writes replies.
+    """
 
     def __init__(
         self, client: AsyncClient, style: ReplyStyle, tasks: set[asyncio.Task[None]]
@@ -80,7 +102,7 @@ class ResponseStore:
             tasks: Where work is kept that nobody waits for.
         """
         self._client = client
-        self._style = style
+        self.style = style
         self._tasks = tasks
 
     # Reading ---------------------------------------------------------------------------------
@@ -155,7 +177,7 @@ class ResponseStore:
     @property
     def reads_calls(self) -> bool:
         """Whether the model writes calls that can be told from text."""
-        return self._style.tool_calls is not None
+        return self.style.tool_calls is not None
 
     def parser(self, owner: str, *, calls: bool) -> ReplyParser:
         """Takes a response's reply apart.
@@ -164,7 +186,7 @@ class ResponseStore:
             owner: Its id, from which those of its calls are made.
             calls: Whether what looks like a call is one.
         """
-        style = self._style if calls else self._style.without_calls()
+        style = self.style if calls else self.style.without_calls()
         return ReplyParser(style, new_id=call_ids(owner))
 
     # Writing ---------------------------------------------------------------------------------

@@ -154,6 +154,7 @@ export class Chat {
       const message = byId("message");
       if (!message.value) message.value = text; // nothing of the turn was kept
       this.spoken.end(stopped ? "stopped; nothing of it was kept" : "");
+      this.draw();
     }
     if (!stopped) alertOf(error);
   }

@@ -16,12 +16,16 @@ export class Tree {
     this.selected = null;
     this.place = null; // {session, node}: the turn whose panel is open
     this.trees = [];
+    this.drawnOf = "";
     this.node = byId("trees");
     this.node.addEventListener("keydown", (event) => this.onKey(event));
   }
 
   /** Draw a listing anew; what had the focus keeps it. */
   show(listing, selected) {
+    const drawn = JSON.stringify([listing, selected]);
+    if (drawn === this.drawnOf) return; // somebody may be about to click
+    this.drawnOf = drawn;
     this.trees = treesOf(listing);
     this.selected = selected;
     if (!listing.sessions.some((session) => session.name === this.place?.session)) this.place = null;

@@ -39,6 +39,8 @@ def test_what_is_no_call_stays_text(text: str) -> None:
         ('{"a": 1}{"b": 2}', '{"b": 2}{"a": 1}', False),
         ('{"a": 1} ', '{"a": 1} b', False),
         ("{a: 1}", "{a:1}", False),
+        ("<think>hm</think>A", "<think>\nhm\n</think>\n\nA", True),
+        ("<think>hm</think>A", "<think>h m</think>A", False),
     ],
 )
 def test_the_same_but_for_the_spelling_of_json(one: str, other: str, same: bool) -> None:
