@@ -163,7 +163,9 @@ class Core:
             core       plan n+1 | wait for n | commit n | plan n+2 | wait for n+1 | ...
 
         Moves are handed out before anything is launched, so that they do not wait for it. Turns
-        seldom come alone: who comes soon after the first is not to wait for two steps.
+        seldom come alone: who comes soon after the first is not to wait for two steps. Turns that
+        load their history are admitted and go on loading beside a step, a bounded part of it each
+        time, so that whoever decodes does not wait for them.
         """
         scheduler, steps = self._parts.scheduler, self._steps
         plan = None if steps else scheduler.schedule(self._clock())
@@ -181,6 +183,8 @@ class Core:
             if plan is not None:
                 # What one token takes is left for planning.
                 self._take_turns(began + self._parts.planner.rates.added_s(plan.num_tokens))
+            scheduler.load_beside(self._clock())
+            self._submit(scheduler.take_ready())
             ahead = scheduler.schedule_ahead(self._clock())
             if ahead is not None:
                 steps.launch(ahead)
@@ -259,8 +263,8 @@ class Core:
         self._turns.drop(turn_id, error, now)
 
     def _patience_s(self) -> float:
-        """How long to sleep for the inbox when there is nothing to compute."""
-        if self._computing:
+        """How long to sleep for the inbox when there is nothing to do."""
+        if self._computing or self._parts.scheduler.has_more:
             return 0.0
         is_busy = self._turns.active or self._drainer.begun
         wakes = [self._tick_at + (0.0 if is_busy else _HOUSEKEEPING_S)]

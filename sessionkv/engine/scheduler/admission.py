@@ -7,6 +7,7 @@ holds blocks meanwhile.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Mapping
 
 from sessionkv.engine.scheduler.kv import KVCache
@@ -21,8 +22,26 @@ MAX_IDLE_WAIT_STEPS = 16
 PATIENCE_S = 0.5
 """For so long others may be admitted past a sequence that finds no room; then they wait too."""
 
+MOST_BLOCKS = 1024
+"""Blocks for which room is made, or loads are begun, for one sequence at a time while others
+compute: about a millisecond."""
+
 _MAX_TRIES_PER_STEP = 4
 _NOTHING_CACHED = Match(0, 0, 0)
+
+
+class Tried(enum.Enum):
+    """What came of trying to admit a sequence.
+
+    ``ADMITTED``: it is out of the queue. ``WAITS``: it is noted what for. ``MAKES_ROOM``: part of
+    what it needs was made free; those behind it are not to take that. ``COMPUTES``: it has nothing
+    to load, and only a step that is being planned may admit it.
+    """
+
+    ADMITTED = enum.auto()
+    WAITS = enum.auto()
+    MAKES_ROOM = enum.auto()
+    COMPUTES = enum.auto()
 
 
 class Admitter:
@@ -212,43 +231,71 @@ class Admitter:
 
     # ---- admitting -----------------------------------------------------------------------
 
-    def admit(self, sequence: Sequence, now: float, step_id: int, *, alone: bool) -> bool:
+    def admit(
+        self, sequence: Sequence, now: float, step_id: int, *, nobody_runs: bool, alone: bool
+    ) -> Tried:
         """Give a sequence its blocks, or note what it waits for.
 
         Args:
             sequence: One of :meth:`candidates`.
             now: Time of the caller's clock.
             step_id: Of the step being planned.
-            alone: Nothing else holds blocks, so that what has no room now never will have.
-
-        Returns:
-            Whether it is out of the queue: running, or fetching when some of it can be loaded.
+            nobody_runs: Nobody waits for what this takes, so that all room may be made at once.
+            alone: Nothing else holds blocks either, so that what has no room now never will have.
         """
         match = self._match(sequence)
+        if (waits := self._put_off(sequence, match, now, step_id)) is not None:
+            return waits
+        if not nobody_runs and not self._make_room(sequence, match):
+            return Tried.MAKES_ROOM
+        return self._take_blocks(sequence, match, now, alone=alone)
+
+    def admit_beside(self, sequence: Sequence, now: float, step_id: int) -> Tried:
+        """As :meth:`admit` while a step is in flight: if some of it can be loaded."""
+        match = self._match(sequence)
+        if match.num_tokens == match.device_tokens:
+            return Tried.COMPUTES
+        if (waits := self._put_off(sequence, match, now, step_id)) is not None:
+            return waits
+        if not self._make_room(sequence, match):
+            return Tried.MAKES_ROOM
+        return self._take_blocks(sequence, match, now, alone=False)
+
+    def _put_off(self, sequence: Sequence, match: Match, now: float, step_id: int) -> Tried | None:
+        """Whether it had better wait, for others or for what the store says."""
         if sequence.use_cache and self._should_wait(sequence, match, step_id):
             self._waiters.add(sequence.seq_id)
-            return False
-        if self._asks_again(sequence, match, now):
-            return False
-        admission = self._take_blocks(sequence, match)
+            return Tried.WAITS
+        return Tried.WAITS if self._asks_again(sequence, match, now) else None
+
+    def _make_room(self, sequence: Sequence, match: Match) -> bool:
+        return self._kv.make_room(
+            sequence.chain,
+            match,
+            room_tokens=len(sequence.token_ids),
+            most_blocks=MOST_BLOCKS,
+        )
+
+    def _take_blocks(self, sequence: Sequence, match: Match, now: float, *, alone: bool) -> Tried:
+        admission = self._lease(sequence, match)
         if admission is None:
             # Planning the spills may itself drop what is clean, even what was matched.
             self._desk.collect_spills()
             match = self._match(sequence)
             if self._asks_again(sequence, match, now):
-                return False
-            admission = self._take_blocks(sequence, match)
+                return Tried.WAITS
+            admission = self._lease(sequence, match)
         if admission is None and alone and not self._desk.spills:
             # Holding what is matched can itself take the room that is missing (a tail is copied
             # while its source is leased): then everything is computed.
-            admission = self._take_blocks(sequence, _NOTHING_CACHED)
+            admission = self._lease(sequence, _NOTHING_CACHED)
         if admission is None:
             sequence.tried_epoch = self._epoch
             if sequence.blocked_since is None:
                 sequence.blocked_since = now
-            return False
+            return Tried.WAITS
         self._admitted(sequence, admission, now)
-        return True
+        return Tried.ADMITTED
 
     def _asks_again(self, sequence: Sequence, match: Match, now: float) -> bool:
         """Ask disk anew where memory has lost some of the prompt since: each time there is less."""
@@ -266,7 +313,7 @@ class Admitter:
         receipt = None if self._desk.disk_is_late else sequence.receipt
         return self._kv.match(sequence.chain, receipt)
 
-    def _take_blocks(self, sequence: Sequence, match: Match) -> Admission | None:
+    def _lease(self, sequence: Sequence, match: Match) -> Admission | None:
         """Lease what is matched, with room for the whole prompt; all or nothing."""
         known = len(sequence.token_ids)
         return self._kv.admit(sequence.seq_id, sequence.chain, match, room_tokens=known)
