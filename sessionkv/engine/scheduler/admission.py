@@ -232,7 +232,13 @@ class Admitter:
     # ---- admitting -----------------------------------------------------------------------
 
     def admit(
-        self, sequence: Sequence, now: float, step_id: int, *, nobody_runs: bool, alone: bool
+        self,
+        sequence: Sequence,
+        now: float,
+        step_id: int,
+        *,
+        most_blocks: int | None,
+        alone: bool = False,
     ) -> Tried:
         """Give a sequence its blocks, or note what it waits for.
 
@@ -240,24 +246,26 @@ class Admitter:
             sequence: One of :meth:`candidates`.
             now: Time of the caller's clock.
             step_id: Of the step being planned.
-            nobody_runs: Nobody waits for what this takes, so that all room may be made at once.
-            alone: Nothing else holds blocks either, so that what has no room now never will have.
+            most_blocks: For so many room is made at once; None where nobody waits meanwhile.
+            alone: Nothing else holds blocks, so that what has no room now never will have.
         """
         match = self._match(sequence)
         if (waits := self._put_off(sequence, match, now, step_id)) is not None:
             return waits
-        if not nobody_runs and not self._make_room(sequence, match):
+        if most_blocks is not None and not self._make_room(sequence, match, most_blocks):
             return Tried.MAKES_ROOM
         return self._take_blocks(sequence, match, now, alone=alone)
 
-    def admit_beside(self, sequence: Sequence, now: float, step_id: int) -> Tried:
+    def admit_beside(
+        self, sequence: Sequence, now: float, step_id: int, *, most_blocks: int
+    ) -> Tried:
         """As :meth:`admit` while a step is in flight: if some of it can be loaded."""
         match = self._match(sequence)
         if match.num_tokens == match.device_tokens:
             return Tried.COMPUTES
         if (waits := self._put_off(sequence, match, now, step_id)) is not None:
             return waits
-        if not self._make_room(sequence, match):
+        if not self._make_room(sequence, match, most_blocks):
             return Tried.MAKES_ROOM
         return self._take_blocks(sequence, match, now, alone=False)
 
@@ -268,13 +276,9 @@ class Admitter:
             return Tried.WAITS
         return Tried.WAITS if self._asks_again(sequence, match, now) else None
 
-    def _make_room(self, sequence: Sequence, match: Match) -> bool:
-        return self._kv.make_room(
-            sequence.chain,
-            match,
-            room_tokens=len(sequence.token_ids),
-            most_blocks=MOST_BLOCKS,
-        )
+    def _make_room(self, sequence: Sequence, match: Match, most_blocks: int) -> bool:
+        known = len(sequence.token_ids)
+        return self._kv.make_room(sequence.chain, match, room_tokens=known, most_blocks=most_blocks)
 
     def _take_blocks(self, sequence: Sequence, match: Match, now: float, *, alone: bool) -> Tried:
         admission = self._lease(sequence, match)

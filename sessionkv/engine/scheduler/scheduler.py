@@ -82,6 +82,7 @@ class Scheduler:
         config: SchedulerConfig,
         budget: StepBudget,
         max_model_len: int,
+        most_blocks: int = MOST_BLOCKS,
     ) -> None:
         """Start empty.
 
@@ -91,11 +92,13 @@ class Scheduler:
             config: Limits and times; ``step_tokens`` of it is not read.
             budget: Most tokens of one plan; also bounds the sequences that run at once.
             max_model_len: Most positions of one sequence.
+            most_blocks: See :data:`~sessionkv.engine.scheduler.admission.MOST_BLOCKS`.
         """
         self._kv = kv
         self._policy = load_policy
         self._budget = budget
         self._max_model_len = max_model_len
+        self._most_blocks = most_blocks
         self._max_running = budget.most_running(config.max_running)
         self._max_queue = config.max_queue
         self._least_patience_s = config.min_lookup_wait_ms / 1000.0
@@ -368,7 +371,9 @@ class Scheduler:
 
     def _admit_beside(self, now: float) -> None:
         for sequence in self._admitter.candidates(now, self._step_id):
-            tried = self._admitter.admit_beside(sequence, now, self._step_id)
+            tried = self._admitter.admit_beside(
+                sequence, now, self._step_id, most_blocks=self._most_blocks
+            )
             self._makes_room = tried is Tried.MAKES_ROOM
             if tried is Tried.ADMITTED:
                 self._life.admitted(sequence)
@@ -504,7 +509,7 @@ class Scheduler:
                 sequence,
                 now,
                 self._step_id,
-                nobody_runs=nobody_runs,
+                most_blocks=None if nobody_runs else self._most_blocks,
                 alone=nobody_runs and not self._life.num_unreleased,
             )
             self._makes_room = tried is Tried.MAKES_ROOM
@@ -536,7 +541,7 @@ class Scheduler:
         sequence.compute_limit = min((x for x in limits if x is not None), default=UNBOUNDED)
         may_compute = sequence.compute_limit > sequence.num_computed
         if not may_compute:
-            wanted, claims = claims, claims.bounded(MOST_BLOCKS)
+            wanted, claims = claims, claims.bounded(self._most_blocks)
             self._holds_loads_back |= claims is not wanted
         awaited = 0 if sequence.lost else num_awaited(meeting, claims, size)
         sequence.num_awaited = 0 if may_compute else awaited
