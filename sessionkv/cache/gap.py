@@ -16,6 +16,7 @@ Knows positions and sources; allocates, leases and publishes nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -205,23 +206,24 @@ class Gap:
     def claim(self, tier: Tier, count: int) -> list[Load]:
         """The last ``count`` unclaimed positions of a tier, ascending, are loaded from now on."""
         positions = self.unclaimed[tier]
-        taken: list[Load] = []
-        while positions and len(taken) < count and positions[-1] >= self.front:
-            position = positions.pop()
-            load = self._loads[position - self._start] = self._load(position, tier)
-            taken.append(load)
-        taken.reverse()
+        first = max(len(positions) - count, bisect_left(positions, self.front))
+        claimed = positions[first:]
+        del positions[first:]
+        taken = [self._load(position, tier) for position in claimed]
+        for load in taken:
+            self._loads[load.position - self._start] = load
         self.loading[tier] += len(taken)
-        if taken and (self._lowest is None or taken[0].position < self._lowest):
-            self._lowest = taken[0].position
+        if taken and (self._lowest is None or claimed[0] < self._lowest):
+            self._lowest = claimed[0]
         return taken
 
     def _load(self, position: int, tier: Tier) -> Load:
-        index = position - self._start
-        source = self._sources[index]
+        index, size = position - self._start, self._block_size
+        source, left = self._sources[index], self.end_tokens - position * size
         if source is None:
             raise LookupError(f"position {position} is on the device")
-        tokens = min(self.end_tokens - position * self._block_size, self._block_size)
+        tokens = size if left >= size else left
+        entry = source if isinstance(source, Entry) else None
         return Load(
             position,
             source.record,
@@ -229,8 +231,8 @@ class Gap:
             tier,
             self._places[index],
             tokens,
-            tokens < self._block_size,
-            source if isinstance(source, Entry) else None,
+            left < size,
+            entry,
         )
 
 
