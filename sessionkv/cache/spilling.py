@@ -166,15 +166,15 @@ class Spiller:
         coldest = device.coldest(max(lacking, 0))
         num_clean = lacking if len(coldest) == lacking else device.num_blocks
         self._device_at_rest = (device.num_releases, device.num_cached, num_clean)
-        for block in coldest:
-            if residency.device_is_clean(block):
-                continue
-            self._device_at_rest = None
+        dirty = [block for block in coldest if not residency.device_is_clean(block)]
+        for block in dirty:
             if len(copies) >= room:
                 break
             if len(copies) < short:
                 device.await_move(block)
             self._spill_block(block, below, copies, urgent=wanted > 0)
+        if len(copies) < len(dirty):
+            self._device_at_rest = None
         if below is Tier.HOST:
             self._learn_demand(Tier.HOST, len(copies) + self._host_wanted)
         return self._start(Tier.DEVICE, below, copies, written=False)
@@ -337,8 +337,10 @@ class Spiller:
     def finish(self, result: TransferResult) -> None:
         """Take in an answer. Sources have kept their place in the order of eviction."""
         job = self._jobs.pop(result.transfer_id)
-        self._at_rest = self._device_at_rest = None
+        self._at_rest = None
         transfer = job.transfer
+        if transfer.dst in self._residency.silence.tiers:
+            self._device_at_rest = None  # what only that tier could hold may not be dropped now
         self._residency.silence.heard(transfer.dst)
         pool = self._pool(transfer.src)
         for entry, move, outcome in zip(job.entries, transfer.moves, result.outcomes, strict=True):

@@ -180,15 +180,25 @@ class Core:
             return
         self._unchecked_since = self._clock()
         if steps.may_go_on:
+            until_s = 0.0
             if plan is not None:
                 # What one token takes is left for planning.
-                self._take_turns(began + self._parts.planner.rates.added_s(plan.num_tokens))
-            scheduler.load_beside(self._clock())
-            self._submit(scheduler.take_ready())
+                until_s = began + self._parts.planner.rates.added_s(plan.num_tokens)
+                self._take_turns(until_s)
+            self._load_beside(until_s)
             ahead = scheduler.schedule_ahead(self._clock())
             if ahead is not None:
                 steps.launch(ahead)
         self._collect()
+
+    def _load_beside(self, until_s: float) -> None:
+        """Bring on those that load their histories, a part of each, and more until some time."""
+        scheduler = self._parts.scheduler
+        while True:
+            scheduler.load_beside(self._clock())
+            self._submit(scheduler.take_ready())
+            if not scheduler.has_more or self._clock() >= until_s:
+                return
 
     def _collect(self) -> None:
         events = self._steps.collect()
