@@ -283,7 +283,9 @@ class Admitter:
 
     def _make_room(self, sequence: Sequence, match: Match, most_blocks: int) -> bool:
         known = len(sequence.token_ids)
-        return self._kv.make_room(sequence.chain, match, room_tokens=known, most_blocks=most_blocks)
+        return self._kv.make_room(
+            sequence.chain, match, room_tokens=known, most_blocks=2 * most_blocks
+        )
 
     def _take_blocks(self, sequence: Sequence, match: Match, now: float, *, alone: bool) -> Tried:
         admission = self._lease(sequence, match)
