@@ -51,7 +51,6 @@ class SocketTransport:
 
     Attributes:
         endpoint: Where the engine listens.
-        welcome: The engine's last welcome, None before the first.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class SocketTransport:
         """
         self.endpoint = endpoint or default_endpoint()
         socket_path(self.endpoint)
-        self.welcome: Welcome | None = None
+        self._welcome: Welcome | None = None
         self._hello = Hello(OWN_IDS, client=client, key=key)
         self._limits = LimitsConfig()
         self._link = Link(reconnect_s=reconnect_s)
@@ -94,6 +93,11 @@ class SocketTransport:
         self._thread: threading.Thread | None = None
 
     # -- any thread -------------------------------------------------------------------------
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The engine's last welcome, None before the first."""
+        return self._welcome
 
     def start(self, sink: ReplySink) -> None:
         """Connect and greet; the welcome is not waited for.
@@ -255,7 +259,7 @@ class SocketTransport:
             heartbeat_s=limits.get("heartbeat_s", self._limits.heartbeat_s),
             missed=limits.get("missed_heartbeats", self._limits.missed_heartbeats),
         )
-        self.welcome = welcome
+        self._welcome = welcome
 
     def _beat(self, now_s: float) -> None:
         due = self._link.due(now_s)
@@ -289,7 +293,7 @@ class SocketTransport:
     def _silence(self) -> ConnectionLost:
         """What silence means: one that has not greeted us yet may be starting still."""
         starting = not_answering(self.endpoint) if self._link.phase is Phase.GREETING else None
-        known = None if self.welcome is None else self.welcome.pid
+        known = None if self._welcome is None else self._welcome.pid
         if starting is not None and starting.details[STARTING] != known:
             return starting
         return self._loss(f"the engine was silent for {self._link.patience_s:g} s")

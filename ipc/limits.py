@@ -33,6 +33,8 @@ MAX_API_KEY_BYTES = 4096
 """Length of the key in ``hello``."""
 MAX_NODE_BYTES = 64
 """Length of a node id."""
+MAX_METADATA_BYTES = 2**16
+"""Metadata of one turn or of a session's root, as JSON."""
 MAX_PRIORITY = 100
 """Priorities of turns go from minus this to this, those of pins from 0 to this."""
 MAX_DEADLINE_S = 7 * 24 * 3600.0

@@ -24,6 +24,8 @@ _DEFAULT_SAMPLING = SamplingParams()
 
 ChatMessage = Mapping[str, Any]
 """``{"role": str, "content": str | list of text parts | None, "tool_calls": [...], ...}``"""
+Metadata = Mapping[str, Any]
+"""Plain values under names of the client's choice."""
 Logprobs = Sequence[Sequence[Sequence[Any]]]
 """For each token a list of ``[token_id, logprob]``, the token itself first."""
 
@@ -70,6 +72,7 @@ class Open(Request):
     """Create or resume a session. Reply: :class:`Result` with a session-info map.
 
     ``budget_bytes`` is the most KV that is retained of the session, from its start on.
+    ``metadata`` is kept with the root of a new session, and ignored where the session exists.
     """
 
     TYPE: ClassVar[str] = "open"
@@ -78,19 +81,23 @@ class Open(Request):
     tools: Sequence[Mapping[str, Any]] | None = None
     history: str | None = None
     budget_bytes: int | None = None
+    metadata: Metadata | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Turn(Request):
     """One turn of a session; exactly one of text, messages, tokens.
 
-    Replies: :class:`Delta` (when ``stream``), maybe :class:`Restarted`, then :class:`Done` or
+    Replies: :class:`Progress` (when ``stream`` and ``progress``), :class:`Delta` (when
+    ``stream``), maybe :class:`Restarted`, then :class:`Done` or
     :class:`Failure`, exactly one.
 
     ``attempt`` is for keyed turns sent again after a lost connection: the attempt whose deltas the
     client has, 0 for none. The same attempt, running or committed, is sent again from offset 0;
     another one has another number, and a :class:`Restarted` before its first delta when ``attempt``
     is not 0. It is no part of the request's digest.
+
+    ``metadata`` is kept with the turn and given back by :class:`Node`; nothing reads it.
     """
 
     TYPE: ClassVar[str] = "turn"
@@ -100,11 +107,13 @@ class Turn(Request):
     tokens: Sequence[int] | None = None
     sampling: SamplingParams = _DEFAULT_SAMPLING
     stream: bool = False
+    progress: bool = False
     when_busy: str = "error"
     idempotency_key: str | None = None
     deadline_s: float | None = None
     priority: int = 0
     attempt: int = 0
+    metadata: Metadata | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +127,26 @@ class Generate(Request):
     tools: Sequence[Mapping[str, Any]] | None = None
     sampling: SamplingParams = _DEFAULT_SAMPLING
     stream: bool = False
+    progress: bool = False
     cache: bool = True
     idempotency_key: str | None = None
     deadline_s: float | None = None
     priority: int = 0
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Request):
+    """How many prompt tokens a :class:`Generate` of the same would have now.
+
+    Exactly one of prompt, messages. Reply: Result ``{"tokens": int}``. Costs what reading such a
+    prompt costs, and nothing else; a prompt that does not fit is counted too.
+    """
+
+    TYPE: ClassVar[str] = "count"
+    prompt: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +203,15 @@ class Info(Request):
     TYPE: ClassVar[str] = "info"
     session: str = ""
     history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node(Request):
+    """One turn of a session, ``node`` or the last. Reply: Result with everything kept of it."""
+
+    TYPE: ClassVar[str] = "node"
+    session: str = ""
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +287,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Reply):
-    """Answer to Hello: versions, model, limits and the heartbeat interval."""
+    """Answer to Hello: versions, model, limits and the heartbeat interval.
+
+    ``reply_style`` is the map of a :class:`~sessionkv.types.reply_style.ReplyStyle`.
+    """
 
     TYPE: ClassVar[str] = "welcome"
     version: int = PROTOCOL_VERSION
@@ -263,6 +299,7 @@ class Welcome(Reply):
     model: str = ""
     tenant: str = "local"
     limits: Mapping[str, Any] = field(default_factory=dict)
+    reply_style: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +308,23 @@ class Result(Reply):
 
     TYPE: ClassVar[str] = "result"
     value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Reply):
+    """How far a turn's prompt is: once when the turn is admitted, before any delta, and on the way.
+
+    The counts by tier are what was found then, as in the cache report: ``device_tokens`` is exact,
+    the others are what is to be loaded.
+    """
+
+    TYPE: ClassVar[str] = "progress"
+    attempt: int = 1
+    prompt_tokens: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    done_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,12 +404,14 @@ REQUESTS: Mapping[str, type[Request]] = {
         Open,
         Turn,
         Generate,
+        Count,
         Cancel,
         Fork,
         Rewind,
         Pin,
         Unpin,
         Info,
+        Node,
         Close,
         List,
         Export,
@@ -365,5 +421,7 @@ REQUESTS: Mapping[str, type[Request]] = {
     )
 }
 REPLIES: Mapping[str, type[Reply]] = {
-    cls.TYPE: cls for cls in (Welcome, Result, Delta, Restarted, Done, Failure)
+    cls.TYPE: cls for cls in (Welcome, Result, Progress, Delta, Restarted, Done, Failure)
 }
+PROVISIONAL = (Progress, Delta, Restarted)
+"""Replies that come before the terminal one."""

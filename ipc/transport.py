@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sessionkv.errors import SessionKVError
-from sessionkv.ipc.messages import Reply, Request
+from sessionkv.ipc.messages import Reply, Request, Welcome
 
 
 class ReplySink(Protocol):
@@ -40,6 +40,11 @@ class ReplySink(Protocol):
 
 class Transport(Protocol):
     """A way to one engine. A connection of its own: request ids are unique within it."""
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """How the engine greeted; None before it did. It does so before it answers anything."""
+        ...
 
     def start(self, sink: ReplySink) -> None:
         """Begin, once, before anything is sent.

@@ -7,6 +7,7 @@ session or a token outside the vocabulary is the engine's to find.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -272,6 +273,16 @@ def _maps(name: str, value: Any, limits: LimitsConfig, most: int) -> list[dict[s
     return copied
 
 
+def _metadata(name: str, value: Any, limits: LimitsConfig) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        _refuse(name, value, "a map")
+    (copied,) = _maps(name, [value], limits, 1)
+    size = len(json.dumps(copied, ensure_ascii=False, separators=(",", ":")).encode())
+    if size > bounds.MAX_METADATA_BYTES:
+        _refuse(name, f"{size} bytes long", f"at most {bounds.MAX_METADATA_BYTES} bytes as JSON")
+    return copied
+
+
 def _tools(name: str, value: Any, limits: LimitsConfig) -> tuple[dict[str, Any], ...]:
     return tuple(_maps(name, value, limits, bounds.MAX_TOOLS))
 
@@ -334,6 +345,7 @@ _TURN_CHECKS: Mapping[str, Check] = {
     "tokens": _tokens,
     "sampling": _sampling,
     "stream": _boolean,
+    "progress": _boolean,
     "idempotency_key": _string(1, bounds.MAX_IDEMPOTENCY_KEY_BYTES),
     "deadline_s": _seconds(bounds.MAX_DEADLINE_S),
     "priority": _integer(-bounds.MAX_PRIORITY, bounds.MAX_PRIORITY),
@@ -353,14 +365,17 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "tools": _tools,
         "history": _one_of("keep", "follow"),
         "budget_bytes": _integer(0, bounds.MAX_ID),
+        "metadata": _metadata,
     },
     m.Turn: {
         "session": _session_name,
         "text": _text,
         "when_busy": _one_of("error", "queue"),
+        "metadata": _metadata,
         **_TURN_CHECKS,
     },
     m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
+    m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
     m.Fork: {
         "session": _session_name,
@@ -376,6 +391,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
     },
     m.Unpin: {"session": _session_name},
     m.Info: {"session": _session_name, "history": _boolean},
+    m.Node: {"session": _session_name, "node": _string(1, bounds.MAX_NODE_BYTES)},
     m.Close: {"session": _session_name, "keep": _boolean},
     m.List: {"prefix": _prefix, "after": _session_name, "limit": _integer(1, bounds.MAX_PAGE)},
     m.Export: {"session": _session_name, "nodes": _numbers},
@@ -392,10 +408,12 @@ _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Pin: _NAME,
     m.Unpin: _NAME,
     m.Info: _NAME,
+    m.Node: _NAME,
     m.Close: _NAME,
     m.Export: _NAME,
 }
 _EXACTLY_ONE: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Turn: ("text", "messages", "tokens"),
     m.Generate: ("prompt", "messages", "tokens"),
+    m.Count: ("prompt", "messages"),
 }

@@ -147,6 +147,32 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """Where an engine's HTTP APIs are served.
+
+    Attributes:
+        host: Name or address to listen on; an IPv6 address without brackets.
+        port: 0 takes a free one.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, address: str) -> HttpConfig:
+        """From ``HOST:PORT``, ``[::1]:PORT``, ``:PORT`` or ``PORT``; without a host it is loopback.
+
+        Raises:
+            ConfigError: It is none of these.
+        """
+        host, _, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+        if not (port.isascii() and port.isdigit() and int(port) < 2**16):
+            raise ConfigError("--http", address, "HOST:PORT, such as 127.0.0.1:8000")
+        return cls(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is told.
 

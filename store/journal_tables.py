@@ -6,7 +6,7 @@ and are kept by the same transactions, so that nobody ever has to read everythin
     places     node -> parent, heads on it, nodes after it, turns and tokens up to it
     names      tenant, name -> head, in the order of names
     pins       heads that are pinned
-    unnamed    heads that the tree named, the one used longest ago first
+    unnamed    heads that run out by themselves, the one used longest ago first
     ages       idempotency keys, oldest first
 
 Invariants: a node whose count of heads and children is wrong counts too many, never too few, so it

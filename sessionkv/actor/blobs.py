@@ -19,7 +19,16 @@ from sessionkv.types import SamplingParams
 
 _SAMPLING_DEFAULTS = asdict(SamplingParams())
 _DELIVERY_FIELDS = frozenset(
-    ("id", "stream", "deadline_s", "priority", "when_busy", "attempt", "idempotency_key")
+    (
+        "id",
+        "stream",
+        "progress",
+        "deadline_s",
+        "priority",
+        "when_busy",
+        "attempt",
+        "idempotency_key",
+    )
 )
 """How a turn is delivered and not what it asks for: no part of a request's digest."""
 
@@ -50,6 +59,13 @@ def _said(sampling: SamplingParams) -> dict[str, Any]:
         for name, default in _SAMPLING_DEFAULTS.items()
         if (value := getattr(sampling, name)) != default
     }
+
+
+def pack_reply(done: Done, cached_tokens: int, metadata: Mapping[str, Any] | None) -> bytes:
+    """A turn's reply as journalled, with what it cost and what the client wants kept with it."""
+    usage = {**done.usage, "cached_tokens": cached_tokens}
+    reply = {"role": "assistant", "content": done.text, "usage": usage}
+    return pack(reply | ({"metadata": metadata} if metadata else {}))
 
 
 def pack_response(done: Done) -> bytes:

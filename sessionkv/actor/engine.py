@@ -40,14 +40,21 @@ class _FrontThread:
         self._host: CoreHost | None = None
         self._front: Front | None = None
         self._sink: ReplySink | None = None
+        self._welcome: wire.Welcome | None = None
         self._closed = False
         self._left_undecided = False
 
     # Transport: the client's side
 
+    @property
+    def welcome(self) -> wire.Welcome | None:
+        """How the front greeted; None before it did."""
+        return self._welcome
+
     def start(self, sink: ReplySink) -> None:
         """Begin to deliver to the client."""
         self._sink = sink
+        self._mail.put(wire.Hello(0))
         self._thread.start()
 
     def send(self, request: wire.Request) -> None:
@@ -119,6 +126,8 @@ class _FrontThread:
                 host.inbox.put(message)
             front.to_core.clear()
             for _, reply in front.replies:
+                if isinstance(reply, wire.Welcome):
+                    self._welcome = reply
                 self._outbox.push(reply, now)
             front.replies.clear()
             for reply in self._outbox.take_ready():

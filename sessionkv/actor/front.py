@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sessionkv.actor.blobs import kept_answer, request_digest
-from sessionkv.actor.front_turn import FrontTurn, Subscriber, new_attempt
+from sessionkv.actor.front_turn import FrontTurn, Subscriber, new_attempt, progress_of
+from sessionkv.actor.readable import readable
 from sessionkv.actor.writer import Writer
 from sessionkv.config import LimitsConfig
 from sessionkv.engine.messages import (
@@ -36,6 +37,7 @@ from sessionkv.engine.messages import (
     TurnCommitted,
     TurnDropped,
     TurnFinished,
+    TurnProgress,
     TurnReplayed,
     TurnTokens,
 )
@@ -61,6 +63,7 @@ class EngineInfo:
     pid: int
     model: str
     limits: Mapping[str, Any]
+    reply_style: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -152,6 +155,10 @@ class Front:
         if isinstance(request, wire.Turn | wire.Generate):
             self._start_turn(connection, state, request)
             return
+        if isinstance(request, wire.Count):
+            tokens = self._writer.count(state.tenant, request)
+            self.replies.append((connection, wire.Result(id=request.id, value={"tokens": tokens})))
+            return
         call_id = self._new_id()
         message: FrontMessage = Call(call_id, state.tenant, request)
         if isinstance(request, wire.Open):
@@ -176,11 +183,12 @@ class Front:
             model=info.model,
             tenant=LOCAL_TENANT,
             limits=info.limits,
+            reply_style=info.reply_style,
         )
         self.replies.append((connection, welcome))
 
     def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
-        system, tools, root = self._writer.root_blobs(request.system, request.tools)
+        system, tools, root = self._writer.root_blobs(request)
         return OpenSession(
             call_id,
             tenant,
@@ -246,6 +254,7 @@ class Front:
             )
         state.open_requests[request.id] = turn.turn_id
         subscriber = turn.subscribe(connection, request)
+        self._send_progress(turn, subscriber)
         if request.stream and turn.token_ids:
             self._deliver(subscriber, turn.delta_so_far(request.id))
 
@@ -279,10 +288,19 @@ class Front:
     def _on_turn(
         self,
         turn: FrontTurn,
-        message: RenderTurn | TurnFinished | TurnCommitted | TurnReplayed | TurnDropped,
+        message: RenderTurn
+        | TurnProgress
+        | TurnFinished
+        | TurnCommitted
+        | TurnReplayed
+        | TurnDropped,
     ) -> None:
         if isinstance(message, RenderTurn):
             self.to_core.append(self._writer.render(turn, message))
+        elif isinstance(message, TurnProgress):
+            turn.progress = message
+            for subscriber in turn.subscribers:
+                self._send_progress(turn, subscriber)
         elif isinstance(message, TurnFinished):
             if not turn.is_broken:
                 self._judge(turn, message)
@@ -331,13 +349,18 @@ class Front:
                 )
                 self._deliver(subscriber, delta)
 
-    def _deliver(self, subscriber: Subscriber, delta: wire.Delta) -> None:
-        """Send a delta; before the first of another run than the listener knows, say so."""
-        if subscriber.attempt not in (0, delta.attempt):
-            restarted = wire.Restarted(id=subscriber.request_id, attempt=delta.attempt)
+    def _send_progress(self, turn: FrontTurn, subscriber: Subscriber) -> None:
+        progress = turn.progress_so_far(subscriber.request_id)
+        if subscriber.wants_progress and progress is not None:
+            self._deliver(subscriber, progress)
+
+    def _deliver(self, subscriber: Subscriber, reply: wire.Delta | wire.Progress) -> None:
+        """Send part of a stream; before the first of another run than is known there, say so."""
+        if subscriber.attempt not in (0, reply.attempt):
+            restarted = wire.Restarted(id=subscriber.request_id, attempt=reply.attempt)
             self.replies.append((subscriber.connection, restarted))
-        subscriber.attempt = delta.attempt
-        self.replies.append((subscriber.connection, delta))
+        subscriber.attempt = reply.attempt
+        self.replies.append((subscriber.connection, reply))
 
     def _end(self, turn: FrontTurn, terminal: wire.Done | wire.Failure) -> None:
         """The one place where a turn ends."""
@@ -351,15 +374,21 @@ class Front:
             state.open_requests.pop(subscriber.request_id, None)
             reply = turn.addressed(terminal, subscriber.request_id)
             if isinstance(reply, wire.Done) and reply.replayed and subscriber.stream:
-                whole = wire.Delta(
-                    id=reply.id,
-                    attempt=reply.attempt,
-                    tokens=reply.tokens,
-                    text=reply.text,
-                    logprobs=reply.logprobs,
-                )
-                self._deliver(subscriber, whole)
+                self._replay(subscriber, reply)
             self.replies.append((subscriber.connection, reply))
+
+    def _replay(self, subscriber: Subscriber, done: wire.Done) -> None:
+        """The stream of an answer that was kept: all at once."""
+        if subscriber.wants_progress:
+            self._deliver(subscriber, progress_of(done))
+        whole = wire.Delta(
+            id=done.id,
+            attempt=done.attempt,
+            tokens=done.tokens,
+            text=done.text,
+            logprobs=done.logprobs,
+        )
+        self._deliver(subscriber, whole)
 
     def _call_done(self, message: CallDone) -> None:
         asked = self._calls.pop(message.call_id, None)
@@ -371,7 +400,7 @@ class Front:
             state.open_requests.pop(request_id, None)
         error = message.error
         try:
-            value = None if error is not None else self._writer.readable(message.value)
+            value = None if error is not None else readable(message.value)
         except SessionKVError as damage:
             error = damage
         except Exception as failure:  # noqa: BLE001 - nor may what a call found

@@ -47,5 +47,6 @@ def build_front(setup: FrontSetup) -> Front:
         pid=setup.pid,
         model=setup.model,
         limits=limits,
+        reply_style=text.reply_style.to_map(),
     )
     return Front(Writer(text, setup.limits, setup.max_model_len), setup.limits, info)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sessionkv.engine.messages import KeyClaim, TurnTokens
-from sessionkv.ipc.messages import Delta, Done, Failure, Generate, Turn
+from sessionkv.engine.messages import KeyClaim, TurnProgress, TurnTokens
+from sessionkv.ipc.messages import Delta, Done, Failure, Generate, Progress, Turn
+from sessionkv.ipc.reports import cache_from_map
 from sessionkv.text.messages import Message
 from sessionkv.text.model import PROMPT_TAIL_TOKENS
 from sessionkv.text.output import ReplyStream
@@ -25,17 +26,33 @@ def new_attempt() -> int:
     return 1 + secrets.randbelow(_MAX_ATTEMPT)
 
 
+def progress_of(done: Done) -> Progress:
+    """What a stream is told of the prompt of an answer that was kept."""
+    report = cache_from_map(done.cache)
+    return Progress(
+        done.id,
+        attempt=done.attempt,
+        prompt_tokens=report.prompt_tokens,
+        device_tokens=report.device_tokens,
+        host_tokens=report.host_tokens,
+        disk_tokens=report.disk_tokens,
+        done_tokens=report.prompt_tokens,
+    )
+
+
 @dataclass(slots=True)
 class Subscriber:
     """A request that hears of the turn.
 
     Attributes:
+        wants_progress: It also hears how far the prompt is.
         attempt: Of the deltas its client has, 0 for none.
     """
 
     connection: bytes
     request_id: int
     stream: bool
+    wants_progress: bool
     attempt: int
 
 
@@ -59,10 +76,12 @@ class FrontTurn:
         prompt_raw: Raw text of a stateless conversation, to remember its reply by.
         prompt_tail: The prompt's last ids then, where a character may have begun.
         stream: Makes the reply's text; set when the request is submitted.
+        progress: How far its prompt was last said to be.
         token_ids: Sampled so far.
         logprobs: One wire entry a token, where asked for.
         stop: The stop string that ended the reply, None until then.
         is_kept: Something of it is journalled, as :attr:`SubmitTurn.is_kept` tells core.
+        metadata: What the client wants kept with the turn.
         cancelled_keeping: With which ``keep`` its clients have had it cancelled.
         is_broken: Its text could not be made: it ends with the error that :attr:`answer` tells.
         answer: The terminal event once the reply was judged.
@@ -91,10 +110,12 @@ class FrontTurn:
         self.prompt_raw = ""
         self.stream: ReplyStream | None = None
         self.subscribers: list[Subscriber] = []
+        self.progress: TurnProgress | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[list[list[Any]]] = []
         self.stop: StopFound | None = None
         self.is_broken = False
+        self.metadata: Mapping[str, Any] | None = None
         self.cancelled_keeping: set[bool] = set()
         self.answer: Done | Failure = Failure(id=0)
 
@@ -117,7 +138,10 @@ class FrontTurn:
 
     def subscribe(self, connection: bytes, request: Turn | Generate) -> Subscriber:
         """Add a listener."""
-        subscriber = Subscriber(connection, request.id, request.stream, request.attempt)
+        wants_progress = request.stream and request.progress
+        subscriber = Subscriber(
+            connection, request.id, request.stream, wants_progress, request.attempt
+        )
         self.subscribers.append(subscriber)
         return subscriber
 
@@ -148,6 +172,21 @@ class FrontTurn:
         match = self.stream.stop if self.stream is not None else None
         if match is not None:
             self.stop = StopFound(match.stop, match.start, match.token + 1)
+
+    def progress_so_far(self, request_id: int) -> Progress | None:
+        """How far the prompt is, for one listener; None where core has said nothing of it."""
+        told = self.progress
+        if told is None:
+            return None
+        return Progress(
+            request_id,
+            attempt=self.attempt,
+            prompt_tokens=told.prompt_tokens,
+            device_tokens=told.device_tokens,
+            host_tokens=told.host_tokens,
+            disk_tokens=told.disk_tokens,
+            done_tokens=told.done_tokens,
+        )
 
     def delta_so_far(self, request_id: int) -> Delta:
         """Everything since the start as one delta, for a listener that comes late."""

@@ -6,6 +6,7 @@ inside is read once here. Held by connection, in bounded memory.
 
 from __future__ import annotations
 
+from sessionkv.actor.readable import check_beside
 from sessionkv.errors import Overloaded
 from sessionkv.ipc.messages import Import
 from sessionkv.text.model import TextModel
@@ -57,6 +58,7 @@ class ImportDesk:
         self._held.pop(connection, None)
 
     def _check(self, record: NodeRecord) -> None:
+        check_beside(record)
         if record.tokenizer_digest == self._text.facts.tokenizer_digest:
             self._text.check_tokens(unpack_tokens(record.token_ids), field="token_ids")
         check_blobs(record)

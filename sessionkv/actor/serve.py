@@ -12,11 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sessionkv.actor.front_link import StartFront
 from sessionkv.actor.front_process import FrontProcess
-from sessionkv.config import EngineConfig
+from sessionkv.actor.gateway_process import GatewayProcess
+from sessionkv.config import EngineConfig, HttpConfig
 from sessionkv.engine.messages import DrainReport
 from sessionkv.ipc.endpoint import default_endpoint
 from sessionkv.ipc.listener import Listener
@@ -44,6 +46,7 @@ def run_serve(
     on_progress: ProgressSink | None = None,
     on_stopping: Callable[[int], None] | None = None,
     on_drained: Callable[[DrainReport], None] | None = None,
+    http: HttpConfig | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; one that comes before ready ends the start.
 
@@ -58,10 +61,11 @@ def run_serve(
         on_progress: Called while the model is fetched, converted and loaded.
         on_stopping: Called when a drain takes a while, with the turns that are waited for.
         on_drained: Called at the end of a drain with what it left undone; else that is logged.
+        http: Where to serve the HTTP APIs; None is nowhere.
 
     Returns:
-        0 after a drain, 1 where core or front failed or the journal did not answer, and where a
-        signal ended the start 128 and its number, as in a shell.
+        0 after a drain, 1 where core, front or gateway failed or the journal did not answer, and
+        where a signal ended the start 128 and its number, as in a shell.
 
     Raises:
         EngineRunning: Somebody serves the endpoint already.
@@ -74,6 +78,7 @@ def run_serve(
     try:
         with (
             Listener(endpoint or default_endpoint()) as listener,
+            _gateway(http) as gateway,
             FrontProcess(listener.take()) as front,
         ):
             from sessionkv.actor.host import CoreHost  # while the front's libraries are loaded too
@@ -87,19 +92,28 @@ def run_serve(
                     raise _Interrupted
                 _settle_memory()
                 host.start()
+                report = {"endpoint": listener.endpoint, **host.report}
+                if gateway is not None:
+                    gateway.start({"endpoint": listener.endpoint}, front.stop)
+                    report["http"] = gateway.url
                 if on_ready is not None:
-                    on_ready({"endpoint": listener.endpoint, **host.report})
+                    on_ready(report)
                 front.run(host, on_stopping)
             finally:
                 front.leave()
                 host.drain(abandoned=True)
                 host.close()
-            return _result(front, on_drained)
+            code = _result(front, on_drained)
+            return 1 if gateway is not None and gateway.is_lost else code
     except _Interrupted:
         return 128 + (starting.signal or 0)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _gateway(http: HttpConfig | None) -> AbstractContextManager[GatewayProcess | None]:
+    return nullcontext() if http is None else GatewayProcess(http)
 
 
 def _result(front: FrontProcess, on_drained: Callable[[DrainReport], None] | None) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sessionkv.actor.blobs import pack, pack_response, pack_sampling
+from sessionkv.actor.blobs import pack, pack_reply, pack_response, pack_sampling
 from sessionkv.actor.front_turn import FrontTurn
 from sessionkv.actor.history import render_history
 from sessionkv.actor.imports import ImportDesk
@@ -32,7 +32,7 @@ from sessionkv.engine.messages import (
 from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map, usage_to_map
-from sessionkv.text.follow import follow_ids
+from sessionkv.text.follow import Followed, follow_ids
 from sessionkv.text.messages import (
     Message,
     check_system,
@@ -45,7 +45,7 @@ from sessionkv.text.model import TextModel
 from sessionkv.text.replies import ReplyEnding
 from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
-from sessionkv.text.stored import read_messages, read_reply, read_root
+from sessionkv.text.stored import read_root
 from sessionkv.types import FinishReason, Usage
 
 _MAX_ROOTS = 1024
@@ -68,21 +68,23 @@ class Writer:
 
     # Before a turn ---------------------------------------------------------------------------
 
-    def root_blobs(self, system: object, tools: object) -> tuple[bytes | None, bytes | None, bytes]:
-        """Digests of system prompt and tools, and both as the root's blob.
+    def root_blobs(self, request: wire.Open) -> tuple[bytes | None, bytes | None, bytes]:
+        """Digests of system prompt and tools, and both with the metadata as the root's blob.
 
         A digest is None for what was not said, and empty for tools that were said to be none.
 
         Raises:
             InvalidRequest: Naming the field.
         """
-        checked = check_system(system)
-        tools_json = freeze_tools(tools, self._limits)
+        checked = check_system(request.system)
+        tools_json = freeze_tools(request.tools, self._limits)
         self._check_bytes("system", len((checked or "").encode()))
         self._check_bytes("tools", len((tools_json or "").encode()))
-        blob = pack({"system": checked, "tools": tools_json})
-        no_tools = None if tools is None else b""
-        return _digest(checked), _digest(tools_json) or no_tools, blob
+        said: dict[str, object] = {"system": checked, "tools": tools_json}
+        if request.metadata:
+            said["metadata"] = request.metadata
+        no_tools = None if request.tools is None else b""
+        return _digest(checked), _digest(tools_json) or no_tools, pack(said)
 
     def submit(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> SubmitTurn:
         """Check a request's content and make it core's. Sets what the turn needs for its text.
@@ -97,6 +99,8 @@ class Writer:
         session = request.session if isinstance(request, wire.Turn) else None
         self._check_length(request)
         ids = self._ids(turn, request)
+        if isinstance(request, wire.Turn):
+            turn.metadata = request.metadata
         turn.stream = self._text.reply_stream(
             sampling.stop,
             min_tokens=sampling.min_tokens,
@@ -123,7 +127,22 @@ class Writer:
             deadline_s=request.deadline_s,
             use_cache=request.cache if isinstance(request, wire.Generate) else True,
             claim=turn.claim,
+            wants_progress=request.stream and request.progress,
         )
+
+    def count(self, tenant: str, request: wire.Count) -> int:
+        """How many tokens a generation's prompt has. O(prompt), as for the generation itself.
+
+        Raises:
+            InvalidRequest: Naming the field, the value and what is allowed.
+            TemplateRefused: With the template's own words.
+        """
+        if request.prompt is not None:
+            self._check_bytes("prompt", len(request.prompt.encode()))
+            return len(self._prompt_ids(request.prompt))
+        self._check_bytes("messages", sum(map(_content_bytes, request.messages or ())))
+        messages = normalise(request.messages, self._limits)
+        return len(self._followed(tenant, messages, request.tools).ids)
 
     def _check_length(self, request: wire.Turn | wire.Generate) -> None:
         """Refuse what cannot fit before any work is done on it: others wait for this thread."""
@@ -152,17 +171,10 @@ class Writer:
             return turn.continue_from(tuple(request.tokens), raw=isinstance(request, wire.Turn))
         if isinstance(request, wire.Generate):
             if request.prompt is not None:
-                ids = self._text.encode_prompt(request.prompt)
-                if not ids:
-                    raise InvalidRequest("prompt", request.prompt, "text of at least one token")
-                return turn.continue_from(ids, raw=False)
+                return turn.continue_from(self._prompt_ids(request.prompt), raw=False)
             turn.kind = "chat"
             turn.messages = normalise(request.messages, self._limits)
-            tools_json = freeze_tools(request.tools, self._limits)
-            root = RootText(None, tools_json, time.time())
-            followed = follow_ids(
-                self._text, root, turn.messages, memory=self._memory, tenant=turn.tenant
-            )
+            followed = self._followed(turn.tenant, turn.messages, request.tools)
             turn.prompt_raw = followed.raw
             return followed.ids
         turn.kind = "chat"
@@ -171,6 +183,17 @@ class Writer:
         else:
             turn.messages = normalise(request.messages, self._limits)
         return None
+
+    def _prompt_ids(self, prompt: str) -> Sequence[int]:
+        ids = self._text.encode_prompt(prompt)
+        if not ids:
+            raise InvalidRequest("prompt", prompt, "text of at least one token")
+        return ids
+
+    def _followed(self, tenant: str, messages: Sequence[Message], tools: object) -> Followed:
+        """A conversation without a session."""
+        root = RootText(None, freeze_tools(tools, self._limits), time.time())
+        return follow_ids(self._text, root, messages, memory=self._memory, tenant=tenant)
 
     def render(self, turn: FrontTurn, ask: RenderTurn) -> TurnRendered | TurnRefused | PathWanted:
         """Ids that a chat turn adds to its head."""
@@ -243,7 +266,7 @@ class Writer:
             replacement_ids=ending.replacement_ids,
             closed=ending.closed,
             finish_reason=reason,
-            reply_blob=pack({"role": "assistant", "content": stream.text}),
+            reply_blob=pack_reply(turn.answer, finished.cache.cached_tokens, turn.metadata),
             response_blob=pack_response(turn.answer) if turn.claim is not None else b"",
             calls_tool=turn.kind == "chat" and self._text.calls_tool(stream.text),
         )
@@ -267,25 +290,6 @@ class Writer:
         """A turn was committed: keep what a later stateless history may repeat."""
         if turn.prompt_raw and isinstance(turn.answer, wire.Done):
             self._memory.put(turn.tenant, turn.prompt_raw, turn.answer.tokens)
-
-    def readable(self, value: Any) -> Any:
-        """A call's value with the path of turns, where it has one, as messages.
-
-        Raises:
-            SessionDamaged: A turn of the path cannot be read.
-        """
-        if not isinstance(value, Mapping) or "nodes" not in value:
-            return value
-        messages: list[Message] = []
-        for node_id, kind, incoming, reply in value["nodes"]:
-            if kind == "root":
-                system, _ = read_root(node_id, incoming)
-                messages += [] if system is None else [Message("system", system)]
-                continue
-            messages += read_messages(node_id, incoming)
-            messages.append(read_reply(node_id, reply))
-        rest = {k: v for k, v in value.items() if k != "nodes"}
-        return rest | {"messages": [message.to_map() for message in messages]}
 
 
 def _content_bytes(message: Mapping[str, Any]) -> int:

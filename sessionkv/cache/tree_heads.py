@@ -11,7 +11,14 @@ from sessionkv.cache.tree_checks import check_name, check_pin, check_turns
 from sessionkv.cache.tree_memory import TreeMemory
 from sessionkv.cache.tree_state import Transaction, is_unnamed
 from sessionkv.cache.tree_view import no_node
-from sessionkv.cache.turns import UNNAMED_PREFIX, Change, HeadId, Node, format_node_id
+from sessionkv.cache.turns import (
+    BRANCH_PREFIX,
+    UNNAMED_PREFIX,
+    Change,
+    HeadId,
+    Node,
+    format_node_id,
+)
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import InvalidRequest, Overloaded, RewindBeyondRoot
 from sessionkv.types import (
@@ -246,13 +253,26 @@ class TreeHeads(TreeMemory):
         raise no_node(node_id)
 
     def _check_new_name(self, field: str, name: str, *, beside: int = 0) -> None:
+        if name.startswith(BRANCH_PREFIX):
+            raise InvalidRequest(field, name, f"a name that does not begin with {BRANCH_PREFIX}")
         if is_unnamed(name):
-            raise InvalidRequest(field, name, f"a name that does not begin with {UNNAMED_PREFIX}")
-        if self.num_sessions + beside >= self._limits.sessions:
+            self._check_unnamed()
+        elif self.num_sessions + beside >= self._limits.sessions:
             raise Overloaded(
                 f"there are {self.num_sessions} sessions, as many as may be; delete some",
                 retry_after_s=60.0,
                 sessions=self.num_sessions,
+            )
+
+    def _check_unnamed(self) -> None:
+        """They are taken away some at a time: who makes them faster than that has to wait."""
+        most = 2 * self.max_unnamed
+        if self.num_unnamed >= most:
+            raise Overloaded(
+                f"there are {self.num_unnamed} sessions that run out by themselves, twice as many "
+                "as may stay; the oldest are being deleted",
+                retry_after_s=1.0,
+                sessions=self.num_unnamed,
             )
 
     def _branch(self, tenant: str, node: Node, history: str, now: float) -> Change:

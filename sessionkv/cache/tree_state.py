@@ -28,7 +28,7 @@ from sessionkv.types import (
 
 
 def is_unnamed(name: str) -> bool:
-    """Whether the head was made by branching and named by the tree."""
+    """Whether the head runs out by itself, as its name says."""
     return name.startswith(UNNAMED_PREFIX)
 
 
@@ -39,8 +39,8 @@ class TreeState:
         nodes: By id; with a node all its ancestors.
         heads: By tenant and name, the one used longest ago first.
         damaged: Sessions known to have a turn that cannot be read, and what that is.
-        num_named: Heads in the whole journal that have a name of their own.
-        num_unnamed: Heads in the whole journal that the tree named.
+        num_named: Heads in the whole journal that stay until they are deleted.
+        num_unnamed: Heads in the whole journal that run out by themselves.
         num_bytes: About what ``nodes`` take.
         pin_ends: Heap of (end of pin, head); entries whose head has another end by now are stale.
     """

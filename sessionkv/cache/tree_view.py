@@ -152,7 +152,7 @@ class TreeView:
 
     @property
     def num_unnamed(self) -> int:
-        """Heads that the tree named, those that are not in memory too."""
+        """Heads that run out by themselves, those that are not in memory too."""
         return self._state.num_unnamed
 
     def _damaged(self, head_id: HeadId) -> SessionDamaged:

@@ -18,6 +18,9 @@ HeadId = tuple[str, str]
 """Tenant and name of a session."""
 
 UNNAMED_PREFIX = "~"
+"""Begins the name of a session that runs out by itself."""
+BRANCH_PREFIX = "~n-"
+"""Begins those that the tree gives."""
 _HAS_BUDGET = 1 << 31
 NODE_BYTES = 1024
 """About what a node takes in memory beside its tokens and blobs."""

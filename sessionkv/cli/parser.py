@@ -54,6 +54,11 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "model", nargs="?", help=f"known name, folder, .gguf file or hub id ({DEFAULT_MODEL})"
     )
+    parser.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        help="serve the OpenAI and Anthropic APIs too; without HOST on 127.0.0.1",
+    )
     _add_endpoint(parser)
     _add_engine_flags(parser)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sessionkv.cli import output
 from sessionkv.cli.progress import StartProgress
 from sessionkv.cli.settings import config_from
+from sessionkv.config import HttpConfig
 
 if TYPE_CHECKING:
     from sessionkv.engine.messages import DrainReport
@@ -20,6 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from sessionkv.actor.serve import run_serve
 
     config = config_from(args)
+    http = None if args.http is None else HttpConfig.parse(args.http)
     again = "Ctrl-C again" if sys.stdin.isatty() else "a second signal"
     with StartProgress() as progress:
 
@@ -42,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
             on_progress=progress.update,
             on_stopping=stopping,
             on_drained=lambda left: output.stdout().print(ending(left), markup=False),
+            http=http,
         )
     if code > 128:
         output.stderr().print("stopped before it was ready", markup=False)
@@ -82,8 +85,10 @@ def summary(info: Mapping[str, Any]) -> dict[str, str]:
     device = output.size(info.get("device_bytes"))
     if blocks is not None:
         device += f" in {blocks:,} blocks of {info.get('block_size')} tokens"
-    return {
-        "socket": str(info.get("endpoint")),
+    where = {"socket": str(info.get("endpoint"))}
+    if "http" in info:
+        where["http"] = str(info["http"])
+    return where | {
         "pid": str(info.get("pid")),
         "model": str(info.get("model")),
         "window": f"{info.get('max_model_len', 0):,} tokens",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sessionkv.client.client import Client, Session
 from sessionkv.client.results import (
     PinInfo,
+    PromptProgress,
+    Served,
     SessionInfo,
     StreamEvent,
     TierBytes,
@@ -35,6 +37,8 @@ __all__ = [
     "AsyncStream",
     "Client",
     "PinInfo",
+    "PromptProgress",
+    "Served",
     "Session",
     "SessionInfo",
     "Stream",

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sessionkv.client.results import StreamEvent, TurnResult, logprobs_from_wire, turn_result
+from sessionkv.client.results import (
+    StreamEvent,
+    TurnResult,
+    logprobs_from_wire,
+    prompt_progress,
+    turn_result,
+)
 from sessionkv.errors import ProtocolViolation, SessionKVError
-from sessionkv.ipc.messages import Delta, Done, Failure, Reply, Restarted, Result
+from sessionkv.ipc.messages import Delta, Done, Failure, Progress, Reply, Restarted, Result
 
 
 class StreamAssembler:
@@ -41,6 +47,8 @@ class StreamAssembler:
         """
         if isinstance(item, Delta):
             return self._delta(item)
+        if isinstance(item, Progress):
+            return self._progress(item)
         if isinstance(item, Restarted):
             self._restart(item.attempt)
             return StreamEvent(restarted=True)
@@ -48,6 +56,15 @@ class StreamAssembler:
         if isinstance(item, Done):
             return self._done(item)
         raise failure(item)
+
+    def _progress(self, progress: Progress) -> StreamEvent:
+        restarted = self._attempt not in (0, progress.attempt)
+        if restarted:
+            self._restart(progress.attempt)
+        self._attempt = progress.attempt
+        return StreamEvent(
+            offset=self._num_tokens, restarted=restarted, progress=prompt_progress(progress)
+        )
 
     def _delta(self, delta: Delta) -> StreamEvent | None:
         restarted = self._attempt not in (0, delta.attempt)

@@ -17,7 +17,16 @@ from sessionkv.client.assemble import answer, failure
 from sessionkv.client.async_stream import AsyncStream, Awaited, Leave
 from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
-from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
+from sessionkv.client.results import (
+    NodeInfo,
+    Served,
+    SessionInfo,
+    TurnResult,
+    node_info,
+    served,
+    session_info,
+    turn_result,
+)
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.transport import Transport
@@ -46,6 +55,7 @@ class AsyncClient:
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
         budget_bytes: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> AsyncSession:
         """Create a session, or resume the one of that name."""
         fields = given(
@@ -54,6 +64,7 @@ class AsyncClient:
             tools=tools,
             history=history,
             budget_bytes=budget_bytes,
+            metadata=metadata,
         )
         await self._call(wire.Open, fields)
         return AsyncSession(self, name)
@@ -90,6 +101,22 @@ class AsyncClient:
 
         return AsyncStream(self, self._core, start, self._abandon)
 
+    async def count(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[wire.ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`generate` of the same would have now."""
+        fields = given(prompt=prompt, messages=messages, tools=tools)
+        value: dict[str, int] = await self._call(wire.Count, fields)
+        return value["tokens"]
+
+    async def served(self) -> Served:
+        """What the engine serves; it is asked where it has not answered anything yet."""
+        return served(self._core.welcome or await self.welcome())
+
     async def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""
         found: list[SessionInfo] = []
@@ -104,6 +131,18 @@ class AsyncClient:
     async def delete(self, name: str) -> None:
         """Delete a session: its name, and every turn and block that no other session reaches."""
         await self._call(wire.Close, {"session": name, "keep": False})
+
+    async def welcome(self) -> wire.Welcome:
+        """How the engine greeted this connection: its model, its limits.
+
+        Raises:
+            ConnectionLost: It does not answer.
+        """
+        await self._call(wire.Ping, {"consumed": self._core.consumed})
+        welcome = self._core.welcome
+        if welcome is None:
+            raise ConnectionLost("the engine did not greet this connection")
+        return welcome
 
     async def flush(self) -> dict[str, Any]:
         """Write the KV of all idle sessions to disk; returns counts when that is done."""
@@ -149,7 +188,7 @@ class AsyncClient:
                 item, _ = await awaited.get()
                 if isinstance(item, wire.Done):
                     return turn_result(item)
-                if not isinstance(item, wire.Delta | wire.Restarted):
+                if not isinstance(item, wire.PROVISIONAL):
                     raise failure(item)
         finally:
             if not awaited.pending.ended:
@@ -228,6 +267,10 @@ class AsyncSession:
     async def info(self, *, history: bool = False) -> SessionInfo:
         """What the engine knows of the session; with its messages where ``history``."""
         return session_info(await self._call(wire.Info, history=history))
+
+    async def node(self, node: str | None = None) -> NodeInfo:
+        """What is kept of one turn of the session: the last one, or the one of that id."""
+        return node_info(await self._call(wire.Node, node=node))
 
     async def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing; without ``keep`` the session is deleted."""

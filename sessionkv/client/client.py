@@ -16,7 +16,16 @@ from sessionkv.client.assemble import answer, failure
 from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.pending import Pending
-from sessionkv.client.results import SessionInfo, TurnResult, session_info, turn_result
+from sessionkv.client.results import (
+    NodeInfo,
+    Served,
+    SessionInfo,
+    TurnResult,
+    node_info,
+    served,
+    session_info,
+    turn_result,
+)
 from sessionkv.client.stream import Leave, Stream
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
 from sessionkv.ipc import messages as wire
@@ -58,6 +67,7 @@ class Client:
         tools: Sequence[Mapping[str, Any]] | None = None,
         history: str | None = None,
         budget_bytes: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Session:
         """Create a session, or resume the one of that name.
 
@@ -68,6 +78,8 @@ class Client:
             history: ``"keep"`` or ``"follow"``: how messages that repeat the history are read.
             budget_bytes: Most KV that is retained of the session, from its start on; what goes past
                 it is the first to leave every tier. Forks inherit it.
+            metadata: Plain values, up to 64 KiB as JSON, kept with the root of a new session (see
+                :meth:`Session.node`); an existing session keeps what it has.
 
         Raises:
             SessionDiffers: It exists with other values.
@@ -78,6 +90,7 @@ class Client:
             tools=tools,
             history=history,
             budget_bytes=budget_bytes,
+            metadata=metadata,
         )
         self._call(wire.Open, fields)
         return Session(self, name)
@@ -117,6 +130,34 @@ class Client:
         fields = given_turn(options, prompt=prompt, messages=messages, tokens=tokens, stream=True)
         pending = self._core.submit(wire.Generate, fields)
         return Stream(self, self._core, pending, self._core.abandon)
+
+    def count(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[wire.ChatMessage] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`generate` of the same would have now.
+
+        What does not fit the model's window is counted too.
+
+        Args:
+            prompt: Text without template.
+            messages: A whole conversation, through the model's template.
+            tools: For the template.
+        """
+        fields = given(prompt=prompt, messages=messages, tools=tools)
+        value: dict[str, int] = self._call(wire.Count, fields)
+        return value["tokens"]
+
+    def served(self) -> Served:
+        """What the engine serves; it is asked where it has not answered anything yet."""
+        if self._core.welcome is None:  # it comes before the first answer
+            self._call(wire.Ping, {"consumed": self._core.consumed})
+        if self._core.welcome is None:
+            raise ConnectionLost("the engine did not greet this connection")
+        return served(self._core.welcome)
 
     def sessions(self, prefix: str = "") -> list[SessionInfo]:
         """All sessions whose name begins with ``prefix``, by name."""
@@ -179,7 +220,7 @@ class Client:
             while (taken := pending.get()) is not None:
                 if isinstance(taken[0], wire.Done):
                     return turn_result(taken[0])
-                if not isinstance(taken[0], wire.Delta | wire.Restarted):
+                if not isinstance(taken[0], wire.PROVISIONAL):
                     break
         finally:
             if not pending.ended:
@@ -283,6 +324,14 @@ class Session:
     def info(self, *, history: bool = False) -> SessionInfo:
         """What the engine knows of the session; with its messages where ``history``."""
         return session_info(self._call(wire.Info, history=history))
+
+    def node(self, node: str | None = None) -> NodeInfo:
+        """What is kept of one turn of the session: the last one, or the one of that id.
+
+        Raises:
+            NodeNotFound: The turn is not one of this session's.
+        """
+        return node_info(self._call(wire.Node, node=node))
 
     def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing.

@@ -20,7 +20,7 @@ from typing import Any
 
 from sessionkv.client.pending import Pending
 from sessionkv.errors import EngineClosed, SessionKVError
-from sessionkv.ipc.messages import Cancel, Delta, Ping, Reply, Request, Restarted
+from sessionkv.ipc.messages import PROVISIONAL, Cancel, Delta, Ping, Reply, Request, Welcome
 from sessionkv.ipc.transport import Transport
 
 REPORT_EVERY = 256
@@ -121,6 +121,11 @@ class ClientCore:
         if os.getpid() != self._pid:
             raise EngineClosed("this client was made before a fork; make a new one in the child")
 
+    @property
+    def welcome(self) -> Welcome | None:
+        """The engine's last greeting; None before it."""
+        return self._transport.welcome
+
     def close(self) -> None:
         """End the connection; what is open on it ends with ``EngineClosed``.
 
@@ -138,7 +143,7 @@ class ClientCore:
 
     def deliver(self, reply: Reply) -> None:
         """Queue a reply for its request; one that nobody waits for is dropped."""
-        if isinstance(reply, Delta | Restarted):
+        if isinstance(reply, PROVISIONAL):
             pending = self._open.get(reply.id)
         else:
             pending = self._open.pop(reply.id, None)

@@ -16,6 +16,7 @@ class _Common(TypedDict, total=False):
     idempotency_key: str | None
     deadline_s: float | None
     priority: int
+    progress: bool
 
 
 class TurnOptions(_Common, total=False):
@@ -29,8 +30,13 @@ class TurnOptions(_Common, total=False):
             answer, also after a crash, and a lost connection is retried.
         deadline_s: Give up after so many seconds, queueing included (``DeadlineExceeded``).
         priority: Higher goes first.
+        progress: Streams also hear how far the prompt is (:class:`PromptProgress`), the first time
+            before anything of the reply.
+        metadata: Plain values, up to 64 KiB as JSON, that are kept with the turn and given back by
+            ``session.node()``; nothing reads them.
     """
 
+    metadata: Mapping[str, Any] | None
     when_busy: Literal["error", "queue"]
 
 
@@ -44,6 +50,7 @@ class GenerateOptions(_Common, total=False):
         idempotency_key: As for a turn.
         deadline_s: As for a turn.
         priority: As for a turn.
+        progress: As for a turn.
     """
 
     tools: Sequence[Mapping[str, Any]] | None

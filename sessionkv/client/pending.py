@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sessionkv.errors import SessionKVError
-from sessionkv.ipc.messages import Delta, Generate, Reply, Request, Restarted, Turn
+from sessionkv.ipc.messages import PROVISIONAL, Delta, Generate, Reply, Request, Turn
 
 MAX_QUEUED = 2048
 """Events that wait for one slow consumer before deltas are merged."""
@@ -75,7 +75,7 @@ class Pending:
         with self._guard:
             if self.ended:
                 return False
-            if isinstance(item, Delta | Restarted):
+            if isinstance(item, PROVISIONAL):
                 self.attempt = item.attempt
                 if self.discarded:
                     return False
@@ -118,7 +118,7 @@ class Pending:
         with self._guard:
             self.discarded = True
             dropped = sum(count for _, count in self._queue)
-            kept = [(item, n) for item, n in self._queue if not isinstance(item, Delta | Restarted)]
+            kept = [(item, n) for item, n in self._queue if not isinstance(item, PROVISIONAL)]
             self._queue = deque(kept)
         return dropped
 

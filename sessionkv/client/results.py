@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessionkv.ipc.messages import Done
+from sessionkv.ipc.messages import Done, Progress, Welcome
 from sessionkv.ipc.reports import cache_from_map, usage_from_map
 from sessionkv.types import CacheReport, FinishReason, TokenLogprob, Usage
+from sessionkv.types.reply_style import ReplyStyle
 
 Logprobs = tuple[tuple[TokenLogprob, ...], ...]
 """For each token: the token itself first, then the likeliest ones."""
@@ -42,6 +43,31 @@ class TurnResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a turn's prompt is.
+
+    Attributes:
+        prompt_tokens: Of the whole prompt.
+        device_tokens: Found on the device when the turn was admitted; as in the cache report.
+        host_tokens: Found in host memory then, and to be loaded.
+        disk_tokens: Found on disk then, and to be loaded. What cannot be loaded, or is computed
+            sooner, counts as computed in the cache report.
+        done_tokens: Loaded or computed so far, those on the device included.
+    """
+
+    prompt_tokens: int
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    done_tokens: int
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return self.device_tokens + self.host_tokens + self.disk_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEvent:
     """A piece of a turn as it is generated.
 
@@ -54,6 +80,7 @@ class StreamEvent:
         offset: Position of the first of them in the reply.
         logprobs: For these tokens, as asked for.
         restarted: Forget the events before: the engine had to run the turn anew.
+        progress: How far the prompt is, where it was asked for; such an event has nothing else.
         result: The whole, on the last event.
     """
 
@@ -62,7 +89,33 @@ class StreamEvent:
     offset: int = 0
     logprobs: Logprobs | None = None
     restarted: bool = False
+    progress: PromptProgress | None = None
     result: TurnResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine serves, and to whom.
+
+    Attributes:
+        engine: Differs between any two runs of engines.
+        pid: Of the process that computes.
+        model: Its name.
+        tenant: Whose sessions this client sees.
+        max_model_len: Most tokens of a prompt and its reply.
+        vocab_size: Ids from here on do not exist.
+        reply_style: How the model writes tool calls and reasoning.
+        limits: All limits, as the engine tells them.
+    """
+
+    engine: str
+    pid: int
+    model: str
+    tenant: str
+    max_model_len: int
+    vocab_size: int
+    reply_style: ReplyStyle
+    limits: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +174,70 @@ class SessionInfo:
     budget_bytes: int | None = None
 
 
+def prompt_progress(progress: Progress) -> PromptProgress:
+    """From the wire."""
+    return PromptProgress(
+        progress.prompt_tokens,
+        progress.device_tokens,
+        progress.host_tokens,
+        progress.disk_tokens,
+        progress.done_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What is kept of one turn.
+
+    Attributes:
+        node: Its id.
+        parent: Id of the turn before; None of a root.
+        kind: ``"chat"``, ``"raw"`` or ``"root"``.
+        turns: Turns from the session's start to this one.
+        created_s: Wall-clock seconds.
+        system: The system prompt that the conversation begins with.
+        tools: Its tools.
+        messages: What came in with the turn.
+        reply: The assistant's message; None of a root.
+        finish_reason: Why it ended; None of a root.
+        usage: ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens`` as they were
+            reported; empty where that was not kept.
+        metadata: What the client had kept with it.
+    """
+
+    node: str
+    parent: str | None
+    kind: str
+    turns: int
+    created_s: float
+    system: str | None
+    tools: tuple[Mapping[str, Any], ...]
+    messages: tuple[Mapping[str, Any], ...]
+    reply: Mapping[str, Any] | None
+    finish_reason: FinishReason | None
+    usage: Mapping[str, int]
+    metadata: Mapping[str, Any]
+
+
+def node_info(value: Mapping[str, Any]) -> NodeInfo:
+    """From the wire; unknown fields are ignored, absent ones are empty."""
+    reason = value.get("finish_reason")
+    return NodeInfo(
+        node=value["node"],
+        parent=value.get("parent"),
+        kind=value.get("kind", "chat"),
+        turns=value.get("turns", 0),
+        created_s=value.get("created_s", 0.0),
+        system=value.get("system"),
+        tools=tuple(value.get("tools") or ()),
+        messages=tuple(value.get("messages") or ()),
+        reply=value.get("reply"),
+        finish_reason=FinishReason(reason) if reason else None,
+        usage=value.get("usage") or {},
+        metadata=value.get("metadata") or {},
+    )
+
+
 def turn_result(done: Done) -> TurnResult:
     """From the wire."""
     return TurnResult(
@@ -133,6 +250,20 @@ def turn_result(done: Done) -> TurnResult:
         logprobs=logprobs_from_wire(done.logprobs),
         stop=done.stop,
         replayed=done.replayed,
+    )
+
+
+def served(welcome: Welcome) -> Served:
+    """From the wire."""
+    return Served(
+        engine=welcome.engine,
+        pid=welcome.pid,
+        model=welcome.model,
+        tenant=welcome.tenant,
+        max_model_len=welcome.limits.get("max_model_len", 0),
+        vocab_size=welcome.limits.get("vocab_size", 0),
+        reply_style=ReplyStyle.from_map(welcome.reply_style),
+        limits=welcome.limits,
     )
 
 

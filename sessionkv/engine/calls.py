@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from sessionkv.cache.tree_view import no_node
 from sessionkv.cache.turns import Change, HeadId, NewNode, Opening, format_node_id, parse_node_id
 from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.exports import export
@@ -109,6 +110,8 @@ class CallDesk:
             if isinstance(request, wire.Info):
                 value = self._info((tenant, request.session), history=request.history)
                 self._answer(CallDone(ask.call_id, value))
+            elif isinstance(request, wire.Node):
+                self._answer(CallDone(ask.call_id, self._node(tenant, request)))
             elif isinstance(request, wire.Export):
                 self._answer(CallDone(ask.call_id, export(self._tree, tenant, request)))
             elif isinstance(request, wire.Stats):
@@ -209,6 +212,28 @@ class CallDesk:
                 for node in self._tree.path(head.node_id)
             ]
         return value
+
+    def _node(self, tenant: str, request: wire.Node) -> dict[str, Any]:
+        """Everything that is kept of one turn of a session. O(turns)."""
+        path = self._tree.path(self._tree.head(tenant, request.session).node_id)
+        record = path[-1]
+        if request.node is not None:
+            node_id = parse_node_id(request.node)
+            found = [node for node in path if node.node_id == node_id]
+            if not found:
+                raise no_node(node_id)
+            record = found[0]
+        parent_id, root = record.parent_id, path[0]
+        return {
+            "node": format_node_id(record.node_id),
+            "parent": None if parent_id is None else format_node_id(parent_id),
+            "kind": record.kind,
+            "turns": self._tree.num_turns(record.node_id),
+            "finish_reason": record.finish_reason or None,
+            "created_s": record.created_s,
+            "stored": (record.node_id, record.incoming_blob, record.reply_blob),
+            "root": (root.node_id, root.incoming_blob),
+        }
 
     def _describe_head(self, head_id: HeadId) -> dict[str, Any]:
         """What is said of a session that is in memory. O(1)."""

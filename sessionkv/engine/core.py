@@ -170,6 +170,7 @@ class Core:
         scheduler, steps = self._parts.scheduler, self._steps
         plan = None if steps else scheduler.schedule(self._clock())
         self._start_moves()
+        self._turns.tell_progress(self._clock())
         if plan is not None:
             for start in plan.starts:
                 self._turns.started(start.seq_id)

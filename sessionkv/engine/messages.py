@@ -10,6 +10,7 @@ A turn in order::
     front -> core   SubmitTurn
     core -> front   RenderTurn            (chat turns, once the head is free)
     front -> core   TurnRendered | TurnRefused
+    core -> front   TurnProgress ...      (where somebody asked; the first before any token)
     core -> front   StepTokens ...        (one message a step, all turns together)
     front -> core   StopAt                (a stop string was found; core goes on until it arrives)
     core -> front   TurnFinished          (what ran, where it would be journalled, what it cost)
@@ -63,6 +64,7 @@ class SubmitTurn:
         deadline_s: Seconds from now, None for no deadline.
         use_cache: False computes everything (and stores nothing).
         claim: Its idempotency key, None without one.
+        wants_progress: Somebody hears how far its prompt is (:class:`TurnProgress`).
     """
 
     turn_id: int
@@ -79,6 +81,7 @@ class SubmitTurn:
     deadline_s: float | None = None
     use_cache: bool = True
     claim: KeyClaim | None = None
+    wants_progress: bool = False
 
     @property
     def is_kept(self) -> bool:
@@ -290,6 +293,26 @@ class StepTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnProgress:
+    """How far a turn's prompt is; when it is admitted, and now and then until its first token.
+
+    The three counts are what its admission found, by tier. They do not change from then on, unless
+    the admission comes to nothing and another one finds otherwise. ``device_tokens`` is exact; of
+    the other two, what cannot be loaded or is computed sooner counts as computed at the end.
+
+    Attributes:
+        done_tokens: Positions of the prompt that hold KV. Never falls.
+    """
+
+    turn_id: int
+    prompt_tokens: int
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    done_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnFinished:
     """A turn ended by itself, by StopAt or by a keeping cancel.
 
@@ -380,6 +403,7 @@ class CoreStopped:
 
 CoreMessage = (
     RenderTurn
+    | TurnProgress
     | StepTokens
     | TurnFinished
     | TurnCommitted

@@ -34,6 +34,7 @@ from sessionkv.engine.messages import (
 )
 from sessionkv.engine.misses import explain_misses, note_absent
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.progress import ProgressDesk
 from sessionkv.engine.rendering import check_kind, is_foreign, render_request
 from sessionkv.engine.scheduler.sequence import Sequence, SequenceEvent
 from sessionkv.engine.turn_commit import commit_of
@@ -76,6 +77,7 @@ class TurnDesk:
         self.active: dict[int, ActiveTurn] = {}
         self.last_cache: dict[int, CacheReport] = {}
         self.draining = False
+        self._progress = ProgressDesk(parts.kv.block_size)
 
     def is_running(self, head: HeadId) -> bool:
         """Whether a turn of the session is under way."""
@@ -207,6 +209,8 @@ class TurnDesk:
         )
         parts.scheduler.add(turn.sequence, now)
         turn.sequence.accounting.added_at = turn.arrived_s
+        if ask.wants_progress:
+            self._progress.watch(turn.sequence)
         turn.phase = Phase.RUNNING
 
     def stop_at(self, message: StopAt, now: float) -> None:
@@ -256,6 +260,10 @@ class TurnDesk:
         turn = self.active.get(seq_id)
         if turn is not None:
             note_absent(turn, self._parts)
+
+    def tell_progress(self, now: float) -> None:
+        """Say how far prompts are to those who asked; before what the planned step samples."""
+        self.out += self._progress.due(now)
 
     def take_events(self, events: list[SequenceEvent], now: float) -> None:
         """Pass on what a step sampled, and end what it ended."""

@@ -72,9 +72,9 @@ class ControlMarks:
         match = self._real.match(raw)
         return match[0] if match else None
 
-    def without(self, raw: str) -> str:
+    def without(self, raw: str, *, but: Collection[str] = ()) -> str:
         """``raw`` without its real control tokens, which the text of a reply does not show."""
-        return self._real.sub("", raw)
+        return self._real.sub(lambda match: match[0] if match[0] in but else "", raw)
 
     def cuts(self, raw: str, at: int) -> bool:
         """Whether index ``at`` lies inside a real control token."""

@@ -9,6 +9,7 @@ from sessionkv.text.control import ControlMarks
 from sessionkv.text.conversation import ChatRenderer, TemplateHabits
 from sessionkv.text.messages import Message, ToolCall
 from sessionkv.text.template import ChatTemplate
+from sessionkv.text.vocabulary import REPLY_MARKS
 
 REPLY = "REPLYTEXT"
 """Stands for a reply where the question is what the template puts around one."""
@@ -82,8 +83,11 @@ def _calling_text(renderer: ChatRenderer, marks: ControlMarks) -> str:
     if prompt is None or text is None or not text.startswith(prompt):
         return ""
     before, name, _ = text[len(prompt) :].partition(_CALLING.tool_calls[0].name)
-    calling = marks.without(before).strip() if name else ""
-    return calling if len(calling) >= _LEAST_CALLING else ""
+    for shown in ((), REPLY_MARKS):  # marks alone tell enough, but models vary the space at them
+        calling = marks.without(before, but=shown).strip() if name else ""
+        if len(calling) >= _LEAST_CALLING:
+            return calling
+    return ""
 
 
 def _common_suffix(texts: Sequence[str]) -> str:

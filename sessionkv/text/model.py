@@ -47,6 +47,7 @@ from sessionkv.text.habits import find_habits
 from sessionkv.text.messages import Message
 from sessionkv.text.output import ReplyStream
 from sessionkv.text.replies import ReplyEnding, close_reply, cut_reply
+from sessionkv.text.reply_style import find_reply_style
 from sessionkv.text.root import (
     RootText,
     behind_reply,
@@ -59,6 +60,7 @@ from sessionkv.text.stops import StopChecker
 from sessionkv.text.template import ChatTemplate
 from sessionkv.text.vocabulary import Vocabulary
 from sessionkv.types import utf8_bytes
+from sessionkv.types.reply_style import ReplyStyle
 
 PROMPT_TAIL_TOKENS = 4
 """As many ids end a prompt that matter to its reply's text: no character has more bytes, and no
@@ -74,6 +76,7 @@ class TextModel:
         max_token_bytes: No token stands for more bytes of text.
         eos_ids: Every id that ends a reply.
         closing_id: The template's own end of turn; None where it has no single one.
+        reply_style: How the model writes tool calls and reasoning.
         encoder: Encodes raw text.
         speller: Spells ids as raw text.
         append_only: Whether plain sessions (no system prompt, no tools) only grow; see
@@ -98,11 +101,13 @@ class TextModel:
         self.speller = Speller(self._vocabulary, marks)
         self._renderer: ChatRenderer | None = None
         self.closing_id: int | None = None
+        self.reply_style = ReplyStyle()
         if template is not None:
             chat = ChatTemplate(template, bos_token=facts.bos_token, eos_token=facts.eos_token)
             habits = find_habits(chat, marks)
             self._renderer = ChatRenderer(chat, marks, habits)
             self.closing_id = self._vocabulary.control.get(habits.closing_token)
+            self.reply_style = find_reply_style(self._renderer, template)
         plain = self.root(None, None, now_s=0.0)
         self.append_only, self.append_only_reason = plain.append_only, plain.reason
 

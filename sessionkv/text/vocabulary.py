@@ -18,6 +18,14 @@ from tokenizers import Tokenizer
 
 from sessionkv.errors import ModelUnsupported
 
+_CALL_MARKS = (
+    *("<tool_call>", "</tool_call>", "<|python_tag|>"),
+    *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+)
+_REASONING_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+REPLY_MARKS = frozenset((*_CALL_MARKS, *_REASONING_MARKS))
+"""Control tokens that are shown all the same: they say which parts of a reply are a tool call or
+reasoning. In many vocabularies they are no control tokens anyway."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -37,7 +45,8 @@ class Vocabulary:
     Attributes:
         control: Spelling -> id of the control tokens: added tokens marked special.
         spellings: The same the other way round.
-        visible: id -> bytes as a reader sees them; control tokens are empty.
+        visible: id -> bytes as a reader sees them; control tokens but :data:`REPLY_MARKS` are
+            empty.
         shown: id -> bytes with control tokens spelled out.
         max_token_bytes: No token stands for more bytes of text.
         strips_space: The tokenizer puts a space before text; decoding from the start drops it.
@@ -56,13 +65,15 @@ class Vocabulary:
         self.spellings: Mapping[int, str] = {i: text for text, i in self.control.items()}
         rules = _DecoderRules(tokenizer)
         contents = {token_id: token.content.encode() for token_id, token in added.items()}
-        hidden = contents | dict.fromkeys(self.spellings, b"")
+        hidden = [i for i, text in self.spellings.items() if text not in REPLY_MARKS]
         self.strips_space = rules.strips_space
         self.max_token_bytes = max(
             (len(token.encode()) for token in tokenizer.get_vocab()), default=1
         )
         self.shown: Mapping[int, bytes] = _TokenBytes(tokenizer, rules, contents)
-        self.visible: Mapping[int, bytes] = _TokenBytes(tokenizer, rules, hidden)
+        self.visible: Mapping[int, bytes] = _TokenBytes(
+            tokenizer, rules, contents | dict.fromkeys(hidden, b"")
+        )
 
 
 class _TokenBytes(dict[int, bytes]):

@@ -189,7 +189,7 @@ class JournalSummary:
 
     Attributes:
         num_named: Heads that have a name of their own.
-        num_unnamed: Heads that were made by branching and named by the tree.
+        num_unnamed: Heads that run out by themselves: their names begin with ``~``.
         pinned: Tenant and name of every pinned head.
     """
 

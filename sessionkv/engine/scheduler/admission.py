@@ -272,7 +272,7 @@ class Admitter:
             self._desk.collect_spills()
             if not self._desk.spills:  # else it is tried again when one of them has ended
                 return self._take_blocks(sequence, self._match(sequence), now, alone=False)
-        return self._outcome(sequence, admission, now)
+        return self._outcome(sequence, admission, match, now)
 
     def _put_off(self, sequence: Sequence, match: Match, now: float, step_id: int) -> Tried | None:
         """Whether it had better wait, for others or for what the store says."""
@@ -299,12 +299,15 @@ class Admitter:
         if admission is None and alone and not self._desk.spills:
             # Holding what is matched can itself take the room that is missing (a tail is copied
             # while its source is leased): then everything is computed.
-            admission = self._lease(sequence, _NOTHING_CACHED)
-        return self._outcome(sequence, admission, now)
+            match = _NOTHING_CACHED
+            admission = self._lease(sequence, match)
+        return self._outcome(sequence, admission, match, now)
 
-    def _outcome(self, sequence: Sequence, admission: Admission | None, now: float) -> Tried:
+    def _outcome(
+        self, sequence: Sequence, admission: Admission | None, match: Match, now: float
+    ) -> Tried:
         if admission is not None:
-            self._admitted(sequence, admission, now)
+            self._admitted(sequence, admission, match, now)
             return Tried.ADMITTED
         sequence.tried_epoch = self._epoch
         if sequence.blocked_since is None:
@@ -332,7 +335,7 @@ class Admitter:
         known = len(sequence.token_ids)
         return self._kv.admit(sequence.seq_id, sequence.chain, match, room_tokens=known)
 
-    def _admitted(self, sequence: Sequence, admission: Admission, now: float) -> None:
+    def _admitted(self, sequence: Sequence, admission: Admission, match: Match, now: float) -> None:
         self._queue.remove(sequence)
         self.left(sequence)
         sequence.capacity_tokens = len(admission.block_ids) * self._kv.block_size
@@ -340,7 +343,7 @@ class Admitter:
         sequence.num_computed = sequence.num_staged = admission.device_tokens
         sequence.found_tokens = admission.found_tokens
         sequence.copies = admission.copies
-        sequence.accounting.admitted(now)
+        sequence.accounting.admitted(now, match)
         if admission.found_tokens > admission.device_tokens:
             sequence.state = SequenceState.FETCHING
         else:

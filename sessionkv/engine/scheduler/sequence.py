@@ -20,6 +20,7 @@ from sessionkv.types import (
     CacheReport,
     DiskReceipt,
     FinishReason,
+    Match,
     MissReason,
     SampledToken,
     SamplingParams,
@@ -84,6 +85,7 @@ class Accounting:
     Attributes:
         passed_tokens: Positions below it have been counted.
         computed: Those computed, in order.
+        found: Tokens that the first admission found on the device, in host memory and on disk.
     """
 
     added_at: float = 0.0
@@ -97,11 +99,13 @@ class Accounting:
     recomputed_tokens: int = 0
     passed_tokens: int = 0
     computed: list[Computed] = field(default_factory=list)
+    found: tuple[int, int, int] = (0, 0, 0)
 
-    def admitted(self, now: float) -> None:
-        """It has blocks; only the first time counts."""
+    def admitted(self, now: float, match: Match) -> None:
+        """It has blocks, by what was found of it; only the first time counts."""
         if self.admitted_at is None:
             self.admitted_at = now
+            self.found = (match.device_tokens, match.host_tokens, match.disk_tokens)
 
     def is_ready(self, now: float) -> None:
         """Nothing is to be loaded any more; only the first time counts."""

@@ -80,6 +80,7 @@ MESSAGES: tuple[Any, ...] = (
     m.StepTokens(()),
     m.TurnFinished(1, 4, FinishReason.STOP, 7, None, 9, REPORT),
     m.TurnCommitted(1),
+    m.TurnProgress(2, 9, 4, 2, 1, 5),
     m.TurnReplayed(2, b"whole"),
     m.TurnDropped(3, TurnFailed("gone")),
     m.CallDone(4, {"sessions": ({"name": "s", "pin": None},), 5: (1.5, b"x", True)}),

@@ -224,7 +224,7 @@ def test_fork_refusals_move_nothing():
         ("a", "c", 2, NodeNotFound),
         ("a", "c", 77, NodeNotFound),
         ("a", "", None, InvalidRequest),
-        ("a", "~c", None, InvalidRequest),
+        ("a", "~n-c", None, InvalidRequest),
     ):
         with pytest.raises(error):
             s.tree.fork(TENANT, source, name, now=3.0, node_id=node_id)
@@ -364,6 +364,24 @@ def test_oldest_unnamed_heads_make_room_where_there_are_too_many():
     change = s.commit(s.tree.expire(16.0, s.journal.due_unnamed(0.0, 2)))
     assert change.ops == (DeleteHead(TENANT, "~n-2.4"),)
     assert (s.tree.num_sessions, s.tree.num_unnamed) == (1, 2)
+
+
+def test_a_session_that_is_named_as_one_that_runs_out_does():
+    s = Sessions(LimitsConfig(sessions=1), max_unnamed=1)
+    s.open("a")
+    s.turn("a", [1])
+    s.commit(s.tree.fork(TENANT, "a", "~r1", now=10.0))
+    s.turn("~r1", [2], now=20.0)
+    s.open("~r2", now=30.0)
+    assert (s.tree.num_sessions, s.tree.num_unnamed) == (1, 2)
+    with pytest.raises(Overloaded, match="the oldest are being deleted"):
+        s.tree.fork(TENANT, "a", "~r3", now=31.0)
+    change = s.commit(s.tree.expire(32.0, s.journal.due_unnamed(0.0, 1)))
+    assert [op.name for op in change.ops if isinstance(op, DeleteHead)] == ["~r1"]
+    s.restart()
+    now = 30 * 86400.0 + 30.0
+    s.commit(s.tree.expire(now, s.journal.due_unnamed(30.0, 9)))
+    assert (s.tree.num_sessions, s.tree.num_unnamed) == (1, 0)
 
 
 def test_too_many_sessions_is_overloaded_and_forks_count():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sessionkv.client.assemble import StreamAssembler, answer, failure
-from sessionkv.client.results import StreamEvent
+from sessionkv.client.results import PromptProgress, StreamEvent
 from sessionkv.errors import (
     EngineClosed,
     ProtocolViolation,
@@ -41,6 +41,22 @@ def test_events_make_up_the_result():
     assert [(e.text, e.offset) for e in events] == [("a", 0), ("b", 1), ("c", 2), ("d", 3)]
     assert events[-1].result.text == "abcd"
     assert [e.result for e in events[:-1]] == [None] * 3
+
+
+def test_how_far_the_prompt_is_comes_as_an_event_of_its_own():
+    note = m.Progress(1, attempt=1, prompt_tokens=9, device_tokens=4, host_tokens=2, done_tokens=5)
+    events = run(note, *deltas(1, "ab"), done(1, "ab"))
+    assert events[0] == StreamEvent(progress=PromptProgress(9, 4, 2, 0, 5))
+    assert events[0].progress.cached_tokens == 6
+    assert [event.progress for event in events[1:]] == [None] * 3
+    assert text_of(events) == "ab"
+
+
+def test_how_far_the_prompt_of_another_attempt_is_starts_anew():
+    again = m.Progress(1, attempt=2, prompt_tokens=9)
+    events = run(*deltas(1, "abc"), again, m.Delta(1, attempt=2, tokens=[120], text="x"))
+    assert (events[3].restarted, events[3].offset) == (True, 0)
+    assert (events[4].restarted, events[4].offset, text_of(events)) == (False, 0, "x")
 
 
 def test_text_may_lag_behind_the_tokens():

@@ -30,9 +30,11 @@ REQUESTS = [
         idempotency_key="k",
         deadline_s=1.5,
         attempt=2,
+        metadata={"a": [1, None], "b": {"c": "ä"}},
     ),
     m.Turn(5, session="a", tokens=(0, 1, 2**32 - 1)),
     m.Generate(6, prompt="p", cache=False, sampling=SamplingParams(temperature=0.0, stop=("x",))),
+    m.Count(40, messages=({"role": "user", "content": "x"},), tools=({"name": "f"},)),
     m.Generate(7, tokens=(1,), sampling=SamplingParams(logit_bias={5: -1.5}, seed=2**64 - 1)),
     m.Cancel(8, request=3, keep=True),
     m.Fork(9, session="a", name="b", node="12"),
@@ -40,6 +42,7 @@ REQUESTS = [
     m.Pin(11, session="a", tier="disk", ttl_s=60.0, priority=1),
     m.Unpin(12, session="a"),
     m.Info(13, session="a", history=True),
+    m.Node(20, session="a", node="n-3"),
     m.Close(14, session="a", keep=False),
     m.List(15, prefix="a", after="ab", limit=5),
     m.Flush(16),
@@ -55,6 +58,9 @@ REQUESTS = [
 REPLIES = [
     m.Welcome(0, engine="e", pid=3, limits={"depth": 32}),
     m.Result(1, {"a": [1, None]}),
+    m.Progress(
+        2, attempt=2, prompt_tokens=9, device_tokens=4, host_tokens=2, disk_tokens=1, done_tokens=5
+    ),
     m.Delta(2, attempt=2, offset=3, tokens=[4], text="ü", logprobs=[[[4, -0.5], [5, -1.0]]]),
     m.Restarted(3, attempt=4),
     m.Done(4, node="9", text="t", tokens=[1, 2], stop="x", usage={"prompt_tokens": 1}),

@@ -1,0 +1,83 @@
+"""What calls find in the journal, made readable: opaque bytes become messages and plain values.
+
+Bytes that cannot be read, or hold what no reply can carry, cost the call that asked and no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sessionkv.errors import InvalidRequest, SessionDamaged
+from sessionkv.ipc.codec import encode_reply
+from sessionkv.ipc.messages import Result
+from sessionkv.text.messages import Message
+from sessionkv.text.stored import read_messages, read_reply, read_root, reading
+from sessionkv.types import NodeRecord
+
+_BESIDE = ("metadata", "usage")
+"""What a node's map of text may hold for clients alone."""
+
+
+def readable(value: Any) -> Any:
+    """A call's value with what it has of turns as messages.
+
+    Raises:
+        SessionDamaged: A turn cannot be read.
+    """
+    if isinstance(value, Mapping) and "nodes" in value:
+        rest = {k: v for k, v in value.items() if k != "nodes"}
+        return rest | {"messages": [message.to_map() for message in _history(value["nodes"])]}
+    if isinstance(value, Mapping) and "stored" in value:
+        return _turn(value)
+    return value
+
+
+def check_beside(record: NodeRecord) -> None:
+    """See that what a turn from elsewhere holds for clients alone can be read later.
+
+    Raises:
+        InvalidRequest: Naming the turn and what of it cannot be read.
+    """
+    blob = record.incoming_blob if record.kind == "root" else record.reply_blob
+    try:
+        _beside(record.node_id, blob)
+    except SessionDamaged as error:
+        raise InvalidRequest("nodes", error.message, "turns that can be read") from None
+
+
+def _history(nodes: Any) -> list[Message]:
+    messages: list[Message] = []
+    for node_id, kind, incoming, reply in nodes:
+        if kind == "root":
+            system, _ = read_root(node_id, incoming)
+            messages += [] if system is None else [Message("system", system)]
+            continue
+        messages += read_messages(node_id, incoming)
+        messages.append(read_reply(node_id, reply))
+    return messages
+
+
+def _turn(value: Mapping[str, Any]) -> dict[str, Any]:
+    """One turn: what came in, the reply, and the root that it all begins with."""
+    node_id, incoming, reply = value["stored"]
+    system, tools_json = read_root(*value["root"])
+    shown = {k: v for k, v in value.items() if k not in ("stored", "root")}
+    shown |= {"system": system, "tools": json.loads(tools_json) if tools_json else []}
+    if value["kind"] == "root":
+        return shown | {"messages": [], "reply": None} | _beside(node_id, incoming)
+    messages = [message.to_map() for message in read_messages(node_id, incoming)]
+    said = read_reply(node_id, reply).to_map()
+    return shown | {"messages": messages, "reply": said} | _beside(node_id, reply)
+
+
+def _beside(node_id: int, blob: bytes) -> dict[str, Any]:
+    with reading(f"the metadata of turn {node_id}"):
+        said = (json.loads(blob) if blob else None) or {}
+        values = {name: said[name] for name in _BESIDE if said.get(name) is not None}
+        for name, found in values.items():
+            if not isinstance(found, dict):
+                raise InvalidRequest(name, type(found).__name__, "a map")
+        encode_reply(Result(id=0, value=values))  # JSON may hold what no reply can carry
+        return values

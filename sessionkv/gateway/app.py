@@ -1,0 +1,104 @@
+"""The application: every API's routes over the same services."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sessionkv.errors import SessionKVError
+from sessionkv.gateway.errors import Problem, invalid_body, problem_response
+from sessionkv.gateway.openai import chat, models
+from sessionkv.gateway.services import Services
+from sessionkv.gateway.settings import GatewaySettings
+from sessionkv.gateway.sse import ClientGone
+
+_ROUTERS = (models.router, chat.router)
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """The whole gateway; it greets the engine when it starts and leaves it when it ends."""
+    services = Services(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        await services.start()
+        try:
+            yield
+        finally:
+            await services.close()
+
+    app = FastAPI(title="sessionkv", version=version("sessionkv"), lifespan=lifespan)
+    app.add_middleware(_BodyLimit, most=settings.body_bytes)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientGone, _gone)
+    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(SessionKVError, _failed)
+    for router in _ROUTERS:
+        app.include_router(router(services))
+    return app
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        return problem_response(request, error)
+    return invalid_body(error.errors()).response(request.url.path)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        return problem_response(request, error)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    response = Problem(error.status_code, code, message).response(request.url.path)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    del request, error
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return problem_response(request, error)
+
+
+class _BodyLimit:
+    """Refuses bodies that are too large, before or while they come."""
+
+    def __init__(self, app: ASGIApp, *, most: int) -> None:
+        self._app = app
+        self._most = most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
+        if announced.isdigit() and int(announced) > self._most:
+            await self._problem().response(scope["path"])(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                if received > self._most:
+                    raise HTTPException(413, self._problem().message)
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _problem(self) -> Problem:
+        return Problem(413, "request_too_large", f"a body has at most {self._most} bytes")

@@ -1,0 +1,245 @@
+"""Finds the tool calls in a reply's text, in the form that a model's template taught it.
+
+::
+
+    TEXT --mark--> OPENED --{--> CALL --}--> AFTER --more of the form--> CALL
+      ^               |            |           |
+      `---------------+------------+-----------'  whatever is no call after all: told as text
+
+Whitespace beside a call belongs to the form and is not told.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sessionkv.gateway.replies.call_reader import CALL_KEYS, CallReader
+from sessionkv.gateway.replies.events import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    ReplyEvent,
+    Text,
+)
+from sessionkv.gateway.replies.held import longest_start
+from sessionkv.gateway.replies.json_scan import NotJson
+
+_ARGUMENTS_MARK, _ID_MARK = "[ARGS]", "[CALL_ID]"
+_MAX_NAME_CHARS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How one family of models writes calls.
+
+    Attributes:
+        mark: What announces a call.
+        closer: What may stand behind one.
+        separator: What may stand between two objects without a mark of their own.
+        has_bare: An object at the reply's start may be a call without any mark.
+        has_lists: The mark may stand before a list of calls, or before a tool's name.
+    """
+
+    mark: str
+    closer: str = ""
+    separator: str = ""
+    has_bare: bool = False
+    has_lists: bool = False
+
+
+FORMS: Mapping[str, CallForm] = {
+    "hermes": CallForm("<tool_call>", closer="</tool_call>"),
+    "llama3": CallForm("<|python_tag|>", separator=";", has_bare=True),
+    "mistral": CallForm("[TOOL_CALLS]", has_lists=True),
+}
+
+
+class _At(enum.Enum):
+    START = enum.auto()  # nothing but space so far, where a bare call may come
+    TEXT = enum.auto()
+    OPENED = enum.auto()  # behind a mark; a list may have been opened too
+    NAME = enum.auto()
+    CALL = enum.auto()
+    AFTER = enum.auto()
+
+
+class CallFinder:
+    """Takes one reply's text apart. O(text).
+
+    Attributes:
+        begun: Calls that have begun.
+        complete: Calls that are complete.
+        is_beside: What comes next stands beside a call or reasoning: space before it is not told.
+    """
+
+    __slots__ = (
+        "_at",
+        "_form",
+        "_held",
+        "_in_list",
+        "_name",
+        "_new_id",
+        "_reader",
+        "_space",
+        "begun",
+        "complete",
+        "is_beside",
+    )
+
+    def __init__(self, style: str | None, new_id: Callable[[], str]) -> None:
+        """Start before the text; ``style`` is of :data:`FORMS`, None where all is text."""
+        self._form = CallForm("") if style is None else FORMS[style]
+        self._new_id = new_id
+        self._at = _At.START if self._form.has_bare else _At.TEXT
+        self._held = ""  # raw text of which is not known yet whether it is a call
+        self._space = ""  # space of which is not known yet whether it is beside a call
+        self._in_list = False
+        self._name: str | None = None
+        self._reader = CallReader()
+        self.begun = self.complete = 0
+        self.is_beside = False
+
+    def feed(self, text: str) -> list[ReplyEvent]:
+        """Take the next piece."""
+        events: list[ReplyEvent] = []
+        at = 0
+        while at < len(text):
+            if self._at is _At.TEXT:
+                at += self._scan(text[at:], events)
+            else:
+                at += self._take(text[at], events)
+        return events
+
+    def end(self) -> list[ReplyEvent]:
+        """The text is over: what was held back. A call that is not complete stays so."""
+        events: list[ReplyEvent] = []
+        is_tail = self._at is _At.CALL and self._reader.has_begun
+        if self._at is not _At.AFTER and not is_tail:
+            self._give_up(events)
+        if self._space and not self.is_beside:
+            events.append(Text(self._space))
+        self._space = self._held = ""
+        return events
+
+    def _scan(self, text: str, events: list[ReplyEvent]) -> int:
+        """Look for a mark; returns how much of ``text`` was taken."""
+        mark, held = self._form.mark, len(self._held)
+        data, self._held = self._held + text, ""
+        found = data.find(mark) if mark else -1
+        if found < 0:
+            size = len(data) - longest_start(data, mark)
+            self._held = data[size:]
+            self._say(data[:size], events)
+            return len(text)
+        self._say(data[:found], events)
+        self._held, self._at = mark, _At.OPENED
+        self._in_list, self._name = False, None
+        return found + len(mark) - held
+
+    def _take(self, char: str, events: list[ReplyEvent]) -> int:
+        """One character in any other state; 0 where it has to be looked at again in the next."""
+        if self._at is _At.CALL:
+            return self._in_call(char, events)
+        is_taken = char.isspace() or {
+            _At.START: self._at_start,
+            _At.OPENED: self._opened,
+            _At.NAME: self._in_name,
+            _At.AFTER: self._after,
+        }[self._at](char)
+        return self._go_on(char, events) if is_taken else self._give_up(events)
+
+    def _go_on(self, char: str, events: list[ReplyEvent]) -> int:
+        """The character belongs to the state that it led to."""
+        if self._at is _At.CALL:
+            return self._in_call(char, events)
+        if self._at is not _At.TEXT:
+            self._held += char
+        return 1
+
+    def _at_start(self, char: str) -> bool:
+        return char == "{" and self._begin(CallReader(only=CALL_KEYS))
+
+    def _opened(self, char: str) -> bool:
+        if char == "{":
+            return self._begin(CallReader(name=self._name))
+        if self._name is not None or not self._form.has_lists or self._in_list:
+            return False
+        self._in_list = char == "["
+        self._at = _At.OPENED if self._in_list else _At.NAME
+        return True
+
+    def _in_name(self, char: str) -> bool:
+        if len(self._held) > _MAX_NAME_CHARS or char == "{":
+            return False
+        if (self._held + char).endswith(_ARGUMENTS_MARK):
+            written = (self._held + char)[len(self._form.mark) : -len(_ARGUMENTS_MARK)]
+            self._name = written.partition(_ID_MARK)[0].strip()
+            self._at = _At.OPENED
+        return bool(self._name) or self._at is _At.NAME
+
+    def _after(self, char: str) -> bool:
+        form, held = self._form, self._held.strip()
+        if self._in_list:
+            if char == "]" and not held:
+                self._at, self._held = _At.TEXT, ""
+                return True
+            if char == "{" and held == ",":
+                return self._begin(CallReader())
+            return char == "," and not held
+        if form.separator:
+            if char == "{":
+                return self._begin(CallReader(only=CALL_KEYS))
+            return char == form.separator and not held
+        if form.closer.startswith(held + char):
+            if form.closer == held + char:
+                self._at, self._held = _At.TEXT, ""
+            return True
+        return False
+
+    def _begin(self, reader: CallReader) -> bool:
+        self._reader, self._at = reader, _At.CALL
+        return True
+
+    def _in_call(self, char: str, events: list[ReplyEvent]) -> int:
+        reader = self._reader
+        had_begun, was_complete = reader.has_begun, reader.is_complete
+        try:
+            reader.push(char)
+        except NotJson:
+            return self._give_up(events)
+        self._held += char
+        if reader.has_begun and not had_begun:
+            events.append(CallBegins(self.begun, self._new_id(), reader.name or ""))
+            self.begun += 1
+            self._space, self.is_beside = "", True
+        if reader.has_begun and not was_complete:
+            events.append(CallArguments(self.begun - 1, reader.take()))
+            self._held = ""
+        if reader.is_complete and not was_complete:
+            events.append(CallEnds(self.begun - 1))
+            self.complete += 1
+        if reader.is_closed:
+            self._at, self._held = _At.AFTER, ""
+        return 1
+
+    def _give_up(self, events: list[ReplyEvent]) -> int:
+        """What is held is no call: it is text, in whose last characters a mark may begin."""
+        held, self._held = self._held, ""
+        was_after, self._at = self._at is _At.AFTER, _At.TEXT
+        if was_after:
+            self._scan(held, events)
+        else:
+            self._say(held, events)
+        return 0
+
+    def _say(self, text: str, events: list[ReplyEvent]) -> None:
+        text = self._space + text
+        if self.is_beside:
+            text = text.lstrip()
+        body = text.rstrip()
+        self._space = text[len(body) :]
+        if body:
+            self.is_beside = False
+            events.append(Text(body))

@@ -1,0 +1,73 @@
+"""Takes a model's reply apart while it comes: text, reasoning, tool calls.
+
+Sans-IO. Whatever the pieces that a reply comes in, the events are the same once joined
+(:func:`~sessionkv.gateway.replies.events.joined`). Text is held back only while it may be the
+beginning of a mark, or space beside one. Nothing is lost and nothing raises: what turns out to be
+no call is text, and of a call that goes wrong after it has begun the rest is text.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable
+
+from sessionkv.gateway.replies.calls import CallFinder
+from sessionkv.gateway.replies.events import Reasoning, ReplyEvent, joined
+from sessionkv.gateway.replies.thoughts import Thoughts
+from sessionkv.types.reply_style import ReplyStyle
+
+_ID_CHARS = string.ascii_letters + string.digits
+
+
+def new_call_id() -> str:
+    """Nine letters and digits: templates of Mistral models take no other id, others take any."""
+    return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+
+
+class ReplyParser:
+    """One reply. One thread."""
+
+    def __init__(self, style: ReplyStyle, *, new_id: Callable[[], str] = new_call_id) -> None:
+        """Start before the reply.
+
+        Args:
+            style: Of the model; :meth:`~sessionkv.types.reply_style.ReplyStyle.without_calls` for a
+                request without tools.
+            new_id: Makes an id for each call.
+        """
+        self._calls = CallFinder(style.tool_calls, new_id)
+        self._thoughts: Thoughts | None = None
+        self._has_rest = False
+        if style.reasoning is not None:
+            self._thoughts = Thoughts(style.reasoning, starts_inside=style.starts_in_reasoning)
+
+    @property
+    def complete_calls(self) -> int:
+        """Calls that are complete."""
+        return self._calls.complete
+
+    @property
+    def is_inside_call(self) -> bool:
+        """A call has begun that is not complete; for good where it went wrong."""
+        return self._calls.begun > self._calls.complete
+
+    def feed(self, text: str) -> list[ReplyEvent]:
+        """Take the next piece of the reply; what became certain with it, in order."""
+        thought, rest = ("", text) if self._thoughts is None else self._thoughts.feed(text)
+        return joined(self._events(thought, rest))
+
+    def end(self) -> list[ReplyEvent]:
+        """The reply is over: what was held back."""
+        thought, rest = ("", "") if self._thoughts is None else self._thoughts.end()
+        return joined(self._events(thought, rest) + self._calls.end())
+
+    def _events(self, thought: str, rest: str) -> list[ReplyEvent]:
+        events: list[ReplyEvent] = [Reasoning(thought)] if thought else []
+        if rest:
+            thinks = self._thoughts is not None and self._thoughts.found
+            if thinks and not self._has_rest:
+                self._calls.is_beside = True
+            self._has_rest = True
+            events += self._calls.feed(rest)
+        return events

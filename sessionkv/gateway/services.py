@@ -1,0 +1,95 @@
+"""What every route needs: the engine, whose connection a request uses, and what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from sessionkv.client import AsyncClient
+from sessionkv.errors import ModelNotFound
+from sessionkv.gateway.clients import ClientPool
+from sessionkv.gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The engine's model, as it greeted with.
+
+    Attributes:
+        name: As the engine was told; its last part alone names it too.
+        max_model_len: Its window, in tokens.
+        limits: All bounds that the engine told of.
+    """
+
+    name: str
+    max_model_len: int
+    limits: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Name for clients: of a path, the last part."""
+        return self.name.rstrip("/").rpartition("/")[2] if self.name.startswith("/") else self.name
+
+    def require(self, name: str) -> None:
+        """See that a request means this model.
+
+        Raises:
+            ModelNotFound: It names another one.
+        """
+        if name not in (self.id, self.name):
+            raise ModelNotFound(
+                f"the model {name!r} is not served here; served: {self.id}",
+                param="model",
+                served=self.id,
+            )
+
+
+class Services:
+    """Shared by all routes; for one event loop. :meth:`start` before the first request.
+
+    Attributes:
+        settings: The gateway's.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Connect to nobody yet."""
+        self.settings = settings
+        self._clients = ClientPool(settings.endpoint, most=settings.clients)
+        self._model: ServedModel | None = None
+
+    async def start(self) -> None:
+        """Greet the engine.
+
+        Raises:
+            ConnectionLost: No engine is there.
+        """
+        await self.model()
+
+    async def close(self) -> None:
+        """Leave the engine; what is open ends."""
+        await self._clients.close()
+
+    async def client(self, request: Request) -> AsyncClient:
+        """The connection to the engine that a request uses.
+
+        Raises:
+            ConnectionLost: No engine is there.
+        """
+        del request
+        return await self._clients.get(None)
+
+    async def model(self) -> ServedModel:
+        """What is served. Asked of the engine once.
+
+        Raises:
+            ConnectionLost: No engine is there.
+        """
+        if self._model is None:
+            welcome = await (await self._clients.get(None)).welcome()
+            self._model = ServedModel(
+                welcome.model, welcome.limits.get("max_model_len", 0), welcome.limits
+            )
+        return self._model

@@ -1,0 +1,34 @@
+"""What the gateway is told, as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Where the engine is, and the gateway's own bounds.
+
+    Attributes:
+        endpoint: The engine's socket.
+        ping_s: A stream that has had nothing to say for so long says that it lives.
+        body_bytes: Largest request body; a larger one is answered with 413.
+        clients: Most connections to the engine, one for each key; the one used longest ago closes.
+    """
+
+    endpoint: str
+    ping_s: float = 10.0
+    body_bytes: int = 32 * 1024**2
+    clients: int = 64
+
+    def to_json(self) -> str:
+        """One line, for another process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_map(cls, values: Mapping[str, Any]) -> GatewaySettings:
+        """From :meth:`to_json`'s map."""
+        return cls(**values)

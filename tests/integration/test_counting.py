@@ -1,0 +1,96 @@
+"""Counted are the very tokens that a prompt has, and what the engine serves is told to clients."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sessionkv import AsyncClient, Client
+from sessionkv.errors import InvalidRequest
+from sessionkv.ipc.endpoint import socket_path
+from sessionkv.types.reply_style import ReplyStyle
+from tests.builders import text as texts
+from tests.builders.engine import engine_config, greedy, open_engine, socket_engine
+from tests.builders.fake_engine import short_endpoint
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is the weather? é"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3"])
+def test_as_many_tokens_as_the_prompt_has(tmp_path: Path, name: str) -> None:
+    folder = texts.write_folder(name, tmp_path)
+    with open_engine(engine_config(blocks=400), runner={"text_dir": folder}) as engine:
+        for fields in (
+            {"prompt": "Hello é"},
+            {"messages": MESSAGES},
+            {"messages": MESSAGES, "tools": TOOLS},
+        ):
+            result = engine.generate(**fields, sampling=greedy(1))
+            assert engine.count(**fields) == result.usage.prompt_tokens
+
+
+def test_replies_count_as_the_tokens_that_were_sampled(tmp_path: Path) -> None:
+    folder = texts.write_folder("llama3", tmp_path)
+    runner = {"text_dir": folder, "script": lambda known: 40 + len(known) % 5}
+    with open_engine(engine_config(blocks=400), runner=runner) as engine:
+        first = engine.generate(messages=MESSAGES, sampling=greedy(9))
+        assert len(first.tokens) > len(texts.llama3().encoder.encode(first.text)) - 5
+        more = [*MESSAGES, {"role": "assistant", "content": first.text}, MESSAGES[1]]
+        counted = engine.count(messages=more)
+        assert engine.generate(messages=more, sampling=greedy(1)).usage.prompt_tokens == counted
+
+
+def test_what_does_not_fit_is_counted_and_what_never_could_is_refused() -> None:
+    with open_engine(engine_config(blocks=16)) as engine:
+        most = engine.served().max_model_len
+        assert engine.count("x" * (most + 10)) == most + 10
+        limit = most * engine.served().vocab_size
+        for fields in (
+            {"prompt": "x" * limit},
+            {"messages": [{"role": "user", "content": "x" * limit}]},
+        ):
+            with pytest.raises(InvalidRequest, match="bytes long"):
+                engine.count(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "prompt | messages"),
+        ({"prompt": "x", "messages": MESSAGES}, "prompt | messages"),
+        ({"prompt": ""}, "prompt"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role"),
+        ({"messages": MESSAGES, "tools": [1]}, "tools[0]"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_name(fields: dict[str, object], field: str) -> None:
+    with open_engine(engine_config()) as engine, pytest.raises(InvalidRequest) as caught:
+        engine.count(**fields)
+    assert caught.value.details["field"] == field
+
+
+def test_both_clients_over_a_socket(tmp_path: Path) -> None:
+    folder = texts.write_folder("llama3", tmp_path)
+    runner = {"text_dir": folder}
+    with (
+        short_endpoint() as endpoint,
+        socket_engine(socket_path(endpoint).parent, engine_config(), runner=runner) as engine,
+    ):
+        with Client(engine.endpoint) as client:
+            found = client.served()
+            assert found.reply_style == ReplyStyle("llama3")
+            assert (found.tenant, found.max_model_len) == ("local", found.limits["max_model_len"])
+            counted = client.count(messages=MESSAGES)
+
+        async def ask() -> tuple[object, int]:
+            async with AsyncClient(engine.endpoint) as other:
+                return await other.served(), await other.count(messages=MESSAGES)
+
+        assert asyncio.run(ask()) == (found, counted)
