@@ -132,6 +132,8 @@ class KVCacheManager:
         disk has no more of it.
         """
         chain = self._own(chain)
+        if not self._residency.disk:
+            return None
         found = self._find(chain, None)
         length = found.num_blocks
         start = length * self.block_size
