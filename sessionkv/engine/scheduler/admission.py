@@ -259,7 +259,16 @@ class Admitter:
     def admit_beside(
         self, sequence: Sequence, now: float, step_id: int, *, most_blocks: int
     ) -> Tried:
-        """As :meth:`admit` while a step is in flight: if some of it can be loaded."""
+        """As :meth:`admit` while a step is in flight: if some of it can be loaded.
+
+        Where it has found no room it is tried again when all copies have ended that were then under
+        way to make some.
+        """
+        if sequence.awaited_spills is not None:
+            sequence.awaited_spills &= self._desk.spills
+            if sequence.awaited_spills:
+                return self._outcome(sequence, None, _NOTHING_CACHED, now)
+            sequence.awaited_spills = None
         match = self._match(sequence)
         if match.num_tokens == match.device_tokens:
             return Tried.COMPUTES
@@ -270,8 +279,9 @@ class Admitter:
         admission = self._lease(sequence, match)
         if admission is None:
             self._desk.collect_spills()
-            if not self._desk.spills:  # else it is tried again when one of them has ended
+            if not self._desk.spills:
                 return self._take_blocks(sequence, self._match(sequence), now, alone=False)
+            sequence.awaited_spills = set(self._desk.spills)
         return self._outcome(sequence, admission, match, now)
 
     def _put_off(self, sequence: Sequence, match: Match, now: float, step_id: int) -> Tried | None:
@@ -343,6 +353,7 @@ class Admitter:
         sequence.num_computed = sequence.num_staged = admission.device_tokens
         sequence.found_tokens = admission.found_tokens
         sequence.copies = admission.copies
+        sequence.awaited_spills = None
         sequence.accounting.admitted(now, match)
         if admission.found_tokens > admission.device_tokens:
             sequence.state = SequenceState.FETCHING
