@@ -59,6 +59,7 @@ class SocketTransport:
         *,
         client: str = "python",
         key: str | None = None,
+        tenant: str | None = None,
         reconnect_s: float = 30.0,
     ) -> None:
         """Prepare; :meth:`start` connects.
@@ -67,6 +68,7 @@ class SocketTransport:
             endpoint: None is the user's own engine.
             client: A name for logs.
             key: Key that says whose sessions these are.
+            tenant: Whom to act for; with an operator's key, or where the engine has no keys.
             reconnect_s: How long keyed requests wait for a lost engine to come back.
 
         Raises:
@@ -75,7 +77,7 @@ class SocketTransport:
         self.endpoint = endpoint or default_endpoint()
         socket_path(self.endpoint)
         self._welcome: Welcome | None = None
-        self._hello = Hello(OWN_IDS, client=client, key=key)
+        self._hello = Hello(OWN_IDS, client=client, key=key, tenant=tenant)
         self._limits = LimitsConfig()
         self._link = Link(reconnect_s=reconnect_s)
         self._waiting: deque[bytes] = deque()

@@ -31,6 +31,8 @@ MAX_IDEMPOTENCY_KEY_BYTES = 256
 """Length of an idempotency key."""
 MAX_API_KEY_BYTES = 4096
 """Length of the key in ``hello``."""
+MAX_TENANT_BYTES = 256
+"""Length of a tenant's name."""
 MAX_NODE_BYTES = 64
 """Length of a node id."""
 MAX_METADATA_BYTES = 2**16

@@ -40,12 +40,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Request):
-    """First message of a connection. Reply: :class:`Welcome`."""
+    """First message of a connection. Reply: :class:`Welcome`, or ``unauthorized``.
+
+    ``tenant`` is whom an operator's key acts for.
+    """
 
     TYPE: ClassVar[str] = "hello"
     version: int = PROTOCOL_VERSION
     client: str = ""
     key: str | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,10 @@ class Turn(Request):
 
 @dataclass(frozen=True, slots=True)
 class Generate(Request):
-    """Generate without a session; exactly one of prompt, messages, tokens. Replies as for Turn."""
+    """Generate without a session; exactly one of prompt, messages, tokens. Replies as for Turn.
+
+    With ``prompt_logprobs`` all of the prompt is computed, and what is cached of it is not used.
+    """
 
     TYPE: ClassVar[str] = "generate"
     prompt: str | None = None
@@ -129,10 +136,23 @@ class Generate(Request):
     stream: bool = False
     progress: bool = False
     cache: bool = True
+    prompt_logprobs: int | None = None
     idempotency_key: str | None = None
     deadline_s: float | None = None
     priority: int = 0
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces(Request):
+    """What bytes tokens stand for, control tokens spelled out. Reply: Result {"pieces": [bytes]}.
+
+    The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+    tokenizers put before it.
+    """
+
+    TYPE: ClassVar[str] = "pieces"
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +223,18 @@ class Info(Request):
     TYPE: ClassVar[str] = "info"
     session: str = ""
     history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Places(Request):
+    """Where the session's blocks are. O(history).
+
+    Reply: Result ``{"block_tokens": int, "block_bytes": int, "blocks": int, "counts": {place: int},
+    "runs": [[place, count]]}``; the runs in order from the log's start, at most 256.
+    """
+
+    TYPE: ClassVar[str] = "places"
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +330,7 @@ class Welcome(Reply):
     pid: int = 0
     model: str = ""
     tenant: str = "local"
+    operator: bool = True
     limits: Mapping[str, Any] = field(default_factory=dict)
     reply_style: Mapping[str, Any] = field(default_factory=dict)
 
@@ -365,6 +398,7 @@ class Done(Reply):
     usage: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
     replayed: bool = False
 
 
@@ -404,6 +438,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Open,
         Turn,
         Generate,
+        Pieces,
         Count,
         Cancel,
         Fork,
@@ -411,6 +446,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Pin,
         Unpin,
         Info,
+        Places,
         Node,
         Close,
         List,

@@ -19,6 +19,7 @@ from sessionkv.ipc import limits as bounds
 from sessionkv.ipc import messages as m
 from sessionkv.types import TOKEN_BYTES, NodeRecord, SamplingParams, unpack_tokens, utf8_bytes
 from sessionkv.types.portable import PortableSession, node_from_map, session_from_map
+from sessionkv.types.sampling import MAX_LOGPROBS
 from sessionkv.types.words import number
 
 R = TypeVar("R", bound=m.Request)
@@ -356,6 +357,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "version": _version,
         "client": _string(0, bounds.MAX_CLIENT_BYTES),
         "key": _string(1, bounds.MAX_API_KEY_BYTES),
+        "tenant": _string(1, bounds.MAX_TENANT_BYTES),
     },
     m.Ping: {"consumed": _integer(0, bounds.MAX_ID)},
     m.Bye: {},
@@ -374,7 +376,14 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "metadata": _metadata,
         **_TURN_CHECKS,
     },
-    m.Generate: {"prompt": _text, "tools": _tools, "cache": _boolean, **_TURN_CHECKS},
+    m.Generate: {
+        "prompt": _text,
+        "tools": _tools,
+        "cache": _boolean,
+        "prompt_logprobs": _integer(0, MAX_LOGPROBS),
+        **_TURN_CHECKS,
+    },
+    m.Pieces: {"tokens": _tokens},
     m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
     m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
     m.Fork: {
@@ -391,6 +400,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
     },
     m.Unpin: {"session": _session_name},
     m.Info: {"session": _session_name, "history": _boolean},
+    m.Places: {"session": _session_name},
     m.Node: {"session": _session_name, "node": _string(1, bounds.MAX_NODE_BYTES)},
     m.Close: {"session": _session_name, "keep": _boolean},
     m.List: {"prefix": _prefix, "after": _session_name, "limit": _integer(1, bounds.MAX_PAGE)},
@@ -402,12 +412,14 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
 _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Open: _NAME,
     m.Turn: _NAME,
+    m.Pieces: ("tokens",),
     m.Cancel: ("request",),
     m.Fork: ("session", "name"),
     m.Rewind: _NAME,
     m.Pin: _NAME,
     m.Unpin: _NAME,
     m.Info: _NAME,
+    m.Places: _NAME,
     m.Node: _NAME,
     m.Close: _NAME,
     m.Export: _NAME,

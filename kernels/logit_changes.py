@@ -1,8 +1,8 @@
 """What changes logits before a token is chosen, on the GPU and in place: bias, penalties, masks.
 
 For rows that ask for it only, in this order: :func:`add_at` with the biases, :func:`penalise`,
-:func:`add_at` with minus infinity for ids that may not come yet; after the choice,
-:func:`count_tokens`.
+:func:`add_at` with minus infinity for ids that may not come yet, :func:`mask_tokens` with those
+that may; after the choice, :func:`count_tokens`.
 
 What penalties need to remember is one row of a *history* for each sequence that has any:
 ``[history_rows, vocab_size]`` int32, for each token twice the number of times it is in the output,
@@ -25,6 +25,8 @@ _IN_PROMPT = 1
 _ONE_OUTPUT = 2
 _PENALTY_TILE = 2048  # two loads of 16 bytes a thread from logits and history each
 _PENALTY_WARPS = 8
+_MASK_TILE = 4096  # 128 words; the logits of most are only written
+_MASK_WARPS = 8
 _ENTRIES_TILE = 128
 _ENTRIES_WARPS = 4
 
@@ -80,6 +82,29 @@ def _penalise(
         logit -= tl.load(frequency + row) * outputs.to(tl.float32)
         logit -= tl.where(outputs > 0, tl.load(presence + row), 0.0)
         tl.store(at, logit, mask=inside & (seen != 0))
+
+
+@triton.jit(do_not_specialize=["num_masks"])
+def _mask_tokens(
+    logits: tl.tensor,
+    masks: tl.tensor,
+    mask_rows: tl.tensor,
+    num_masks: tl.tensor,
+    num_words: tl.tensor,
+    vocab_size: tl.tensor,
+    TILE: tl.constexpr,
+) -> None:
+    row = tl.program_id(1).to(tl.int64)
+    mask_row = tl.load(mask_rows + row).to(tl.int64)
+    is_known = (mask_row >= -1) & (mask_row < num_masks)
+    tl.device_assert(is_known, "a row is not one of the masks")
+    if mask_row >= 0:
+        token_id = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        inside = token_id < vocab_size
+        word = tl.load(masks + mask_row * num_words + token_id // 32, mask=inside, other=-1)
+        ruled_out = ((word >> (token_id % 32)) & 1) == 0
+        at = logits + row * vocab_size + token_id
+        tl.store(at, float("-inf"), mask=inside & ruled_out)
 
 
 @triton.jit(do_not_specialize=["num_histories"])
@@ -195,6 +220,33 @@ def penalise(
             vocab_size,
             TILE=_PENALTY_TILE,
             num_warps=_PENALTY_WARPS,
+        )
+
+
+def mask_tokens(logits: Tensor, masks: Tensor, *, mask_rows: Tensor) -> None:
+    """Rule out every token whose bit is not set, in place.
+
+    Args:
+        logits: ``[num_rows, vocab_size]`` fp32, contiguous.
+        masks: ``[num_masks, ceil(vocab_size / 32)]`` int32, contiguous: token ``i`` is bit
+            ``i % 32`` of word ``i // 32``.
+        mask_rows: ``[num_rows]`` int32: each row's mask; -1 leaves a row of logits as it is.
+    """
+    check_tensor("logits", logits, (None, None), dtypes=FLOAT32, like=logits)
+    num_rows, vocab_size = logits.shape
+    num_words = triton.cdiv(vocab_size, 32)
+    check_tensor("masks", masks, (None, num_words), dtypes=INT32, like=logits)
+    check_tensor("mask_rows", mask_rows, (num_rows,), dtypes=INT32, like=logits)
+    if num_rows:
+        _mask_tokens[(triton.cdiv(vocab_size, _MASK_TILE), num_rows)](
+            logits,
+            masks,
+            mask_rows,
+            masks.shape[0],
+            num_words,
+            vocab_size,
+            TILE=_MASK_TILE,
+            num_warps=_MASK_WARPS,
         )
 
 

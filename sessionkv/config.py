@@ -181,6 +181,7 @@ class EngineConfig:
             ``checksum`` is the model-free runner for tests.
         store: Directory of journal and blocks; None is a temporary one, removed at exit.
         model_cache: Folder for prepared models (default: the user's cache directory).
+        keys: File with API keys, their tenants and quotas; None serves whoever reaches the socket.
         max_model_len: Most positions of one sequence; None is the model's own.
         device: ``auto`` (a CUDA GPU where torch can use one, else the CPU), ``cpu``, ``cuda`` or
             ``cuda:N``.
@@ -194,6 +195,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     store: Path | None = None
     model_cache: Path | None = None
+    keys: Path | None = None
     max_model_len: int | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -206,7 +208,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check ranges; accept strings for paths."""
-        for name in ("store", "model_cache"):
+        for name in ("store", "model_cache", "keys"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, Path(value).expanduser())
@@ -265,6 +267,16 @@ def _parse_number(name: str, kind: type, text: str) -> Any:
         return kind(float(raw) * scale) if scale != 1 else kind(raw)
     except (ValueError, OverflowError):  # "x", "nanGiB"; "infGiB"
         raise ConfigError(name, text, _number_words(name, kind)) from None
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """``"8GiB"`` in bytes, for a field whose name ends with ``_bytes``.
+
+    Raises:
+        ConfigError: It is not a size.
+    """
+    size: int = _parse_number(name, int, text)
+    return size
 
 
 def _number(name: str, kind: type, value: float) -> Any:
@@ -411,6 +423,12 @@ def user_cache_dir() -> Path:
     """Where prepared models are kept: ``$XDG_CACHE_HOME/sessionkv`` or ``~/.cache/sessionkv``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "sessionkv"
+
+
+def user_config_dir() -> Path:
+    """Where keys are kept: ``$XDG_CONFIG_HOME/sessionkv`` or ``~/.config/sessionkv``."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "sessionkv"
 
 
 def user_data_dir() -> Path:

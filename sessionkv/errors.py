@@ -16,7 +16,9 @@ SessionKVError
 │   ├── IdempotencyConflict       idempotency_conflict: same key, other body
 │   ├── DuplicateRequest          duplicate_request: request id in use on this connection
 │   ├── TemplateRefused           template_refused: with the template's own words
-│   └── ProtocolViolation         protocol_violation: frame, version or type
+│   ├── ProtocolViolation         protocol_violation: frame, version or type
+│   ├── Unauthorized              unauthorized: no key, or one that the engine does not know
+│   └── Forbidden                 forbidden: for an operator's key only
 ├── Overloaded                    overloaded (retryable): queue or limit full, retry_after_s
 ├── TurnError                     the turn ended without being committed
 │   ├── TurnFailed                turn_failed
@@ -217,6 +219,18 @@ class ProtocolViolation(RequestError):
     """A frame, version or message type that is not understood."""
 
     code = "protocol_violation"
+
+
+class Unauthorized(RequestError):
+    """The engine asks for a key, and got none or one that it does not know."""
+
+    code = "unauthorized"
+
+
+class Forbidden(RequestError):
+    """The key is known and does not allow this."""
+
+    code = "forbidden"
 
 
 class Overloaded(SessionKVError):

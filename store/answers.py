@@ -55,7 +55,17 @@ class Checked:
     error: StoreError | None
 
 
-StoreAnswer = Committed | Answered | LookedUp | TransferResult | DiskEvicted | DiskLost | Checked
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Which of the blocks asked for are on disk; None when it cannot tell."""
+
+    ticket: int
+    keys: frozenset[BlockHash] | None
+
+
+StoreAnswer = (
+    Committed | Answered | LookedUp | TransferResult | DiskEvicted | DiskLost | Checked | Held
+)
 
 
 class Answers(Protocol):

@@ -179,6 +179,16 @@ class BlockStore:
         self._counts.found_blocks += len(blocks)
         return receipt
 
+    def held(self, keys: Sequence[BlockHash]) -> set[BlockHash]:
+        """Which of these blocks are on disk; nothing is leased, and no use is noted."""
+        self._directory.check_process()
+        try:
+            with self._index.reading() as txn:
+                return {key for key in keys if self._index.has(txn, key)}
+        except lmdb.Error as error:
+            self._turn_off(error)
+            return set()
+
     def release(self, receipt_id: int) -> None:
         """End the leases of a receipt.
 

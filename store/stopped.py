@@ -120,6 +120,11 @@ class StoredBlocks:
         """
         return self.index.layout()["block_size"]
 
+    def __contains__(self, key: object) -> bool:
+        """Whether the index names a block of this key."""
+        with self.index.reading() as txn:
+            return isinstance(key, bytes) and self.index.get(txn, key) is not None
+
     def read(self, record: BlockRecord) -> memoryview | None:
         """The payload of a block, verified; None where the store does not have it, sound."""
         if self._segments is None or self.geometry is None:

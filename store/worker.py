@@ -18,6 +18,7 @@ from sessionkv.store.answers import (
     Committed,
     DiskEvicted,
     DiskLost,
+    Held,
     LookedUp,
     Results,
     StoreAnswer,
@@ -41,6 +42,7 @@ __all__ = [
     "Committed",
     "DiskEvicted",
     "DiskLost",
+    "Held",
     "LookedUp",
     "Results",
     "StoreAnswer",
@@ -125,6 +127,16 @@ class StoreWorker:
             self._inbox.put(LookedUp(ticket, None))
         else:
             self._blocks.lookup(ticket, query)
+
+    def search(self, ticket: int, keys: Sequence[BlockHash]) -> None:
+        """Ask which of these blocks are on disk; answered by one :class:`Held`.
+
+        After the lookups and reads that wait; ``keys`` is not changed any more.
+        """
+        if self._blocks is None:
+            self._inbox.put(Held(ticket, frozenset()))
+        else:
+            self._blocks.search(ticket, keys)
 
     def release(self, receipt_id: int) -> None:
         """End a receipt's leases, once.

@@ -18,7 +18,7 @@ from benchmarks.store.shapes import GEOMETRIES
 
 PARTS: dict[str, tuple[str, Callable[[StoreOptions], list[Row]]]] = {
     "layout": (layout.ABOUT, layout.measure),
-    "values": ("values inside LMDB, in the same steps", layout.measure_values),
+    "values": ("values inside LMDB against segment files, by turns", layout.measure_values),
     "checksum": (checksum.ABOUT, checksum.measure),
     "restore": (restore.ABOUT, restore.measure),
     "index": (index.ABOUT, index.measure),

@@ -190,12 +190,13 @@ class Segments:
         transfer = Transfer(next(self._numbers), Tier.DISK, Tier.HOST, moves)
         self._worker.transfer(transfer, views)
 
-    def restore(self, number: int, views: Sequence[memoryview]) -> None:
+    def restore(self, number: int, views: Sequence[memoryview]) -> tuple[DiskBlock, ...]:
         """One turn's history: one lookup and one transfer of the first ``number`` blocks."""
         blocks, receipt_id = self.find(0, number)
         self.fetch(blocks, views)
         self._result()
         self._worker.release(receipt_id)
+        return blocks
 
     def close(self) -> None:
         self._worker.close(60)

@@ -56,21 +56,21 @@ def measure(options: StoreOptions) -> list[Row]:
 
 
 def measure_values(options: StoreOptions) -> list[Row]:
-    """Values inside LMDB, synchronous and not; no bounds: the way not taken."""
+    """Values inside LMDB, synchronous and not, and the product, by turns; no bounds."""
     rows: list[Row] = []
     for size_kib in options.sizes_kib:
         work = load(size_kib, options.store_bytes, chain_blocks=TRANSFER_BLOCKS)
-        for sync in (True, False):
-            name = f"{size_kib} KiB, LMDB values, {'sync' if sync else 'no sync but at the end'}"
-
-            def values(path: Path, work: Load, sync: bool = sync) -> Contender:
-                return Values(path, work, sync=sync)
-
-            samples = [one_round(options, work, values, churn=True) for _ in range(options.repeats)]
-            rows += _speeds(name, samples)
+        samples: dict[str, list[Sample]] = {name: [] for name in _WAYS}
+        for number in range(options.repeats):
+            for name, make in _WAYS.items():
+                samples[name].append(one_round(options, work, make, churn=True))
+            print(f"{size_kib} KiB: {number + 1} of {options.repeats}", flush=True)
+        for name, found in samples.items():
+            label = f"{size_kib} KiB, {name}"
+            rows += _speeds(label, found)
             for when, column in (("", "amplification"), (" in churn", "churn_amplification")):
-                found = [getattr(sample, column) for sample in samples]
-                rows.append(median_row(f"{name}: bytes written{when}", found, "x"))
+                factors = [getattr(sample, column) for sample in found]
+                rows.append(median_row(f"{label}: bytes written{when}", factors, "x"))
     return rows
 
 
@@ -104,6 +104,21 @@ def one_round(
 
 def _product(path: Path, work: Load) -> Contender:
     return Segments(path, work)
+
+
+def _values(path: Path, work: Load) -> Contender:
+    return Values(path, work, sync=True)
+
+
+def _values_synced_at_end(path: Path, work: Load) -> Contender:
+    return Values(path, work, sync=False)
+
+
+_WAYS: dict[str, Callable[[Path, Load], Contender]] = {
+    "segment files": _product,
+    "LMDB values, sync": _values,
+    "LMDB values, no sync but at the end": _values_synced_at_end,
+}
 
 
 def _reopened(

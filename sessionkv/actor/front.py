@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sessionkv.actor.blobs import kept_answer, request_digest
+from sessionkv.actor.door import OWN, Door, Grant
 from sessionkv.actor.front_turn import FrontTurn, Subscriber, new_attempt, progress_of
 from sessionkv.actor.readable import readable
 from sessionkv.actor.writer import Writer
@@ -30,7 +31,9 @@ from sessionkv.engine.messages import (
     FrontMessage,
     ImportSessions,
     KeyClaim,
+    NewAccess,
     OpenSession,
+    PublicPrefixes,
     RenderTurn,
     StepTokens,
     StopAt,
@@ -48,9 +51,10 @@ from sessionkv.errors import (
     SessionKVError,
     SlowReader,
     TurnFailed,
+    Unauthorized,
 )
 from sessionkv.ipc import messages as wire
-from sessionkv.types.portable import LOCAL_TENANT
+from sessionkv.types.access import Access
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +72,7 @@ class EngineInfo:
 
 @dataclass(slots=True)
 class _Connection:
-    tenant: str
+    grant: Grant
     open_requests: dict[int, int] = field(default_factory=dict)  # request id -> turn or call id
 
 
@@ -80,7 +84,9 @@ class Front:
         replies: ``(connection, reply)`` for clients, oldest first; the caller empties it.
     """
 
-    def __init__(self, writer: Writer, limits: LimitsConfig, info: EngineInfo) -> None:
+    def __init__(
+        self, writer: Writer, limits: LimitsConfig, info: EngineInfo, *, access: Access
+    ) -> None:
         self.to_core: list[FrontMessage] = []
         self.replies: list[tuple[bytes, wire.Reply]] = []
         self._writer = writer
@@ -92,13 +98,60 @@ class Front:
         self._keyed: dict[tuple[str, str], FrontTurn] = {}
         self._calls: dict[int, tuple[bytes, int]] = {}  # call id -> connection, request id
         self._closed: SessionKVError | None = None
+        self._door = Door(access)
+        self._tell_public(access)
 
     # Clients ---------------------------------------------------------------------------------
 
+    def greet(self, connection: bytes, hello: wire.Hello) -> None:
+        """Let a connection in, and welcome it.
+
+        Raises:
+            Unauthorized, Forbidden: The greeting does not allow it; nothing is known of it.
+        """
+        grant = self._door.admit(hello)
+        state = self._connections.setdefault(connection, _Connection(grant))
+        if state.grant != grant:
+            raise Unauthorized("this connection was greeted with another key or tenant")
+        info = self._info
+        welcome = wire.Welcome(
+            id=hello.id,
+            engine=info.engine,
+            pid=info.pid,
+            model=info.model,
+            tenant=grant.tenant,
+            operator=grant.operator,
+            limits=info.limits,
+            reply_style=info.reply_style,
+        )
+        self.replies.append((connection, welcome))
+
+    def take_revoked(self) -> list[bytes]:
+        """Connections that the present keys do not allow any more; forgotten here."""
+        revoked = [
+            connection
+            for connection, state in self._connections.items()
+            if not self._door.still_allows(state.grant)
+        ]
+        for connection in revoked:
+            self.on_disconnect(connection)
+        return revoked
+
+    def _tell_public(self, access: Access) -> None:
+        if access.public:
+            self.to_core.append(PublicPrefixes(self._writer.public_prefixes(access.public)))
+
     def on_request(self, connection: bytes, request: wire.Request) -> None:
         """Take in one validated request."""
-        state = self._connections.setdefault(connection, _Connection(LOCAL_TENANT))
         try:
+            if isinstance(request, wire.Hello):
+                self.greet(connection, request)
+                return
+            state = self._connections.get(connection)
+            if state is None:
+                if not self._door.is_open:
+                    raise Unauthorized("this connection has not been greeted with a key")
+                state = self._connections[connection] = _Connection(OWN)
             self._accept(connection, state, request)
         except SessionKVError as error:
             self.on_bad_request(connection, request.id, error)
@@ -140,9 +193,6 @@ class Front:
         if isinstance(request, wire.Ping):
             self.replies.append((connection, wire.Result(id=request.id)))
             return
-        if isinstance(request, wire.Hello):
-            self._hello(connection, request)
-            return
         if request.id in state.open_requests:
             raise DuplicateRequest(
                 f"request id {request.id} is in use on this connection", request=request.id
@@ -150,42 +200,34 @@ class Front:
         if isinstance(request, wire.Cancel):
             self._cancel(connection, state, request)
             return
+        if isinstance(request, wire.Pieces):
+            value = {"pieces": self._writer.pieces(request.tokens)}
+            self.replies.append((connection, wire.Result(id=request.id, value=value)))
+            return
         if self._closed is not None:
             raise self._closed
         if isinstance(request, wire.Turn | wire.Generate):
             self._start_turn(connection, state, request)
             return
         if isinstance(request, wire.Count):
-            tokens = self._writer.count(state.tenant, request)
+            tokens = self._writer.count(state.grant.tenant, request)
             self.replies.append((connection, wire.Result(id=request.id, value={"tokens": tokens})))
             return
         call_id = self._new_id()
-        message: FrontMessage = Call(call_id, state.tenant, request)
+        tenant = state.grant.tenant
+        message: FrontMessage = Call(call_id, tenant, request, state.grant.operator)
         if isinstance(request, wire.Open):
-            message = self._open_message(call_id, state.tenant, request)
+            message = self._open_message(call_id, tenant, request)
         elif isinstance(request, wire.Import):
             tree = self._writer.imports.add(connection, request)
             if not request.commit:
                 held = wire.Result(id=request.id, value={"held": len(tree.nodes)})
                 self.replies.append((connection, held))
                 return
-            message = ImportSessions(call_id, state.tenant, tree.nodes, tree.sessions)
+            message = ImportSessions(call_id, tenant, tree.nodes, tree.sessions)
         state.open_requests[request.id] = call_id
         self._calls[call_id] = (connection, request.id)
         self.to_core.append(message)
-
-    def _hello(self, connection: bytes, request: wire.Hello) -> None:
-        info = self._info
-        welcome = wire.Welcome(
-            id=request.id,
-            engine=info.engine,
-            pid=info.pid,
-            model=info.model,
-            tenant=LOCAL_TENANT,
-            limits=info.limits,
-            reply_style=info.reply_style,
-        )
-        self.replies.append((connection, welcome))
 
     def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
         system, tools, root = self._writer.root_blobs(request)
@@ -217,7 +259,7 @@ class Front:
         claim = None
         if request.idempotency_key is not None:
             claim = KeyClaim(request.idempotency_key, request_digest(request))
-            running = self._keyed.get((state.tenant, claim.key))
+            running = self._keyed.get((state.grant.tenant, claim.key))
             if running is not None:
                 self._attach(running, claim, connection, state, request)
                 return
@@ -225,7 +267,7 @@ class Front:
         attempt = 1 if claim is None else new_attempt()
         turn = FrontTurn(
             turn_id,
-            state.tenant,
+            state.grant.tenant,
             claim,
             request.sampling,
             attempt=attempt,
@@ -235,7 +277,7 @@ class Front:
         turn.subscribe(connection, request)
         self._turns[turn_id] = turn
         if claim is not None:
-            self._keyed[state.tenant, claim.key] = turn
+            self._keyed[turn.tenant, claim.key] = turn
         state.open_requests[request.id] = turn_id
         self.to_core.append(message)
 
@@ -268,6 +310,9 @@ class Front:
             self._call_done(message)
         elif isinstance(message, CoreStopped):
             self._core_stopped(message)
+        elif isinstance(message, NewAccess):
+            self._door = Door(message.access)
+            self._tell_public(message.access)
         elif message.turn_id in self._turns:
             turn = self._turns[message.turn_id]
             with self._ending_on_failure(turn):

@@ -68,7 +68,9 @@ def _serve(
             return 1
         gc.collect()
         gc.freeze()  # what was made so far lives as long as the process
-        frames.send(codec.encode([FrontStarted()]))
+        # What core has to know before it serves anything goes with the word that it may begin.
+        frames.send(codec.encode([FrontStarted(), *front.to_core]))
+        front.to_core.clear()
         server.watch(frames.fd)
         link = FrontEnd(frames, codec, silence_s=limits.heartbeat_s)
         SocketLoop(front, server, link, limits).run()

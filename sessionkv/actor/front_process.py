@@ -48,6 +48,10 @@ _EXIT_S = LINGER_MS / 1000 + 2.0
 """How long the front's process may take to exit, its last replies included."""
 
 
+def _nothing() -> None:
+    """There is nothing to reload."""
+
+
 class FrontProcess:
     """Starts, watches and ends the front's process. The main thread's, but for :attr:`link`.
 
@@ -72,6 +76,7 @@ class FrontProcess:
         self._stop_asked = False
         self._stop_asked_s = 0.0
         self._hurry_asked = False
+        self._reload_asked = False
         self._ended = False
         self._frames, theirs = FrameSocket.pair()
         self.link = CoreEnd(self._frames, self._codec)
@@ -116,11 +121,11 @@ class FrontProcess:
             raise EngineStartFailed("the engine's front died while it was started") from None
         # A client that came early may have asked already: its request lies right behind.
         first, *early = frames
-        self.link.keep(early)
         started: FrontStarted
-        (started,) = self._codec.decode(first)
+        started, *words = self._codec.decode(first)
         if started.error is not None:
             raise started.error
+        self.link.keep([self._codec.encode(words), *early])
 
     def stop(self) -> None:
         """Begin to drain, or hurry the second time; :meth:`run` returns when it is done.
@@ -134,13 +139,30 @@ class FrontProcess:
             self._hurry_asked = True
         self._waker.wake()
 
-    def run(self, host: CoreHost, on_stopping: Callable[[int], None] | None = None) -> None:
+    def beat(self) -> None:
+        """Give one sign of life: :meth:`run` gives them from when it is called."""
+        with suppress(ConnectionLost):  # told by its end, and with what it sent before
+            self._frames.send_if_free(self._beat)
+
+    def reload(self) -> None:
+        """Have :meth:`run` read the keys anew. Signal handlers too."""
+        self._reload_asked = True
+        self._waker.wake()
+
+    def run(
+        self,
+        host: CoreHost,
+        on_stopping: Callable[[int], None] | None = None,
+        *,
+        reload: Callable[[], None] = _nothing,
+    ) -> None:
         """Watch both until core has stopped and clients know, or one is lost.
 
         Args:
             host: Of the core.
             on_stopping: Called once in a drain that takes a while, with the turns there were: at
                 once where turns run, else after :data:`_QUIET_S`.
+            reload: Called after each time that :meth:`reload` was.
         """
         beat_s = min(host.setup.limits.heartbeat_s / 2, _LOOK_S)
         next_beat, draining, hurried = 0.0, False, False
@@ -155,8 +177,7 @@ class FrontProcess:
                 now = time.monotonic()
                 if now >= next_beat:
                     next_beat = now + beat_s
-                    with suppress(ConnectionLost):  # told by its end, and with what it sent before
-                        self._frames.send_if_free(self._beat)
+                    self.beat()
                     self._give_up_if_stuck(now)
                 ready = dict(poller.poll(math.ceil(max(0.0, next_beat - now) * 1000)))
                 if self._waker.fd in ready:
@@ -170,6 +191,9 @@ class FrontProcess:
                 elif draining and on_stopping is not None and now >= self._stop_asked_s + _QUIET_S:
                     on_stopping(0)
                     on_stopping = None
+                if self._reload_asked:
+                    self._reload_asked = False
+                    reload()
                 if self._hurry_asked and not hurried:
                     hurried = True
                     host.hurry()

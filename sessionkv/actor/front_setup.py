@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sessionkv.actor.front import EngineInfo, Front
 from sessionkv.actor.writer import Writer
@@ -11,6 +11,7 @@ from sessionkv.config import LimitsConfig
 from sessionkv.ipc.limits import limits_to_map
 from sessionkv.text.folder import TextFiles
 from sessionkv.text.model import TextModel
+from sessionkv.types.access import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class FrontSetup:
         model: Its name, for clients.
         pid: Of the process that core runs in, for clients.
         max_model_len: Most positions of one sequence.
+        access: Who may come in.
     """
 
     text: TextFiles
@@ -29,6 +31,7 @@ class FrontSetup:
     pid: int
     max_model_len: int
     limits: LimitsConfig
+    access: Access = field(default_factory=Access)
 
 
 def build_front(setup: FrontSetup) -> Front:
@@ -49,4 +52,5 @@ def build_front(setup: FrontSetup) -> Front:
         limits=limits,
         reply_style=text.reply_style.to_map(),
     )
-    return Front(Writer(text, setup.limits, setup.max_model_len), setup.limits, info)
+    writer = Writer(text, setup.limits, setup.max_model_len)
+    return Front(writer, setup.limits, info, access=setup.access)

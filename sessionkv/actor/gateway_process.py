@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from sessionkv.errors import EngineStartFailed
 _log = logging.getLogger(__name__)
 
 _READY_S = 60.0
+_LOOK_S = 0.2
 _EXIT_S = 5.0
 
 
@@ -55,12 +57,20 @@ class GatewayProcess:
         host, port = self._listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def start(self, settings: Mapping[str, Any], on_lost: Callable[[], None]) -> None:
+    def start(
+        self,
+        settings: Mapping[str, Any],
+        on_lost: Callable[[], None],
+        *,
+        meanwhile: Callable[[], None],
+    ) -> None:
         """Have requests served; waits until they are. The engine answers already.
 
         Args:
             settings: Of the gateway, plain values.
             on_lost: Called from a thread of this object's when the gateway ends by itself.
+            meanwhile: Called several times a second until then: the gateway's own questions are
+                answered only while the engine shows that it lives.
 
         Raises:
             EngineStartFailed: The gateway's process could not be started, or died.
@@ -78,18 +88,26 @@ class GatewayProcess:
             raise EngineStartFailed(f"the gateway could not be started ({error})") from None
         self._theirs.close()
         self._listener.close()
-        self._link.settimeout(_READY_S)
         self._link.sendall(json.dumps(dict(settings)).encode() + b"\n")
-        try:
-            ready = self._link.recv(64)
-        except OSError:
-            ready = b""
-        if not ready:
+        if not self._becomes_ready(meanwhile):
             raise EngineStartFailed("the gateway (HTTP) died while it was started; see its log")
         self._watcher = threading.Thread(
             target=self._watch, args=(self._process, on_lost), name="gateway-end", daemon=True
         )
         self._watcher.start()
+
+    def _becomes_ready(self, meanwhile: Callable[[], None]) -> bool:
+        self._link.settimeout(_LOOK_S)
+        deadline_s = time.monotonic() + _READY_S
+        while time.monotonic() < deadline_s:
+            meanwhile()
+            try:
+                return bool(self._link.recv(64))
+            except TimeoutError:
+                continue
+            except OSError:
+                return False
+        return False
 
     def _watch(self, process: subprocess.Popen[bytes], on_lost: Callable[[], None]) -> None:
         code = process.wait()

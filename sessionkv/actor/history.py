@@ -61,8 +61,8 @@ def read_path(path: Sequence[NodeText]) -> StoredPath:
 
 def render_history(
     text: TextModel, root: RootText, ask: RenderTurn, incoming: tuple[Message, ...]
-) -> TurnRendered:
-    """Ids of a turn whose conversation is rendered whole.
+) -> tuple[TurnRendered, str]:
+    """Ids of a turn whose conversation is rendered whole, and their raw text.
 
     Args:
         text: The model's.
@@ -78,7 +78,7 @@ def render_history(
     own_root = root
     root, messages = _conversation(root, ask, stored, incoming)
     if ask.foreign:
-        return _encode_anew(text, root, ask, messages)
+        return _encode_anew(text, root, ask, messages), ""
     followed = follow_ids(text, root, messages, stored=stored.messages, log=stored.log)
     miss = followed.miss
     if root is not own_root and miss.reason is not MissReason.NONE:
@@ -88,7 +88,7 @@ def render_history(
         stored, followed.ids, num_matching, ask.root_id
     )
     new = messages[base_messages:]
-    return TurnRendered(
+    rendered = TurnRendered(
         ask.turn_id,
         followed.ids[base_end:],
         base_id,
@@ -96,6 +96,7 @@ def render_history(
         len(new),
         None if miss.reason is MissReason.NONE else miss,
     )
+    return rendered, followed.raw
 
 
 def _conversation(

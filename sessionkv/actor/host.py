@@ -16,13 +16,15 @@ from typing import Any
 
 from sessionkv.actor.front_setup import FrontSetup
 from sessionkv.config import EngineConfig
+from sessionkv.engine.access import apply_access
 from sessionkv.engine.build import BuiltEngine
 from sessionkv.engine.core import Core, FrontSink
 from sessionkv.engine.inbox import Inbox, Source
-from sessionkv.engine.messages import Drain
+from sessionkv.engine.messages import Drain, NewAccess
 from sessionkv.errors import EngineStartFailed
 from sessionkv.store.set_aside import SetAside
 from sessionkv.text.folder import TextFiles
+from sessionkv.types.access import Access
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class CoreHost:
         sink: FrontSink,
         *,
         source: Source[object] | None = None,
+        access: Access | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -52,6 +55,7 @@ class CoreHost:
             config: The engine's.
             sink: Takes core's messages to the front.
             source: Where the front's come from, unless threads of this process put them.
+            access: Who may come in; None lets in whoever can.
 
         Raises:
             ModelBroken: The model's text folder cannot be read.
@@ -68,9 +72,11 @@ class CoreHost:
             pid=os.getpid(),
             max_model_len=built.parts.runner.max_model_len,
             limits=config.limits,
+            access=access or Access(),
         )
         if source is not None:
             built.inbox.read_from(source)
+        apply_access(built.parts, self.setup.access)
         self._core = Core(built.parts, built.inbox, sink)
         self._thread = threading.Thread(target=self._core.run, name="core", daemon=True)
 
@@ -78,6 +84,10 @@ class CoreHost:
     def inbox(self) -> Inbox[object]:
         """Takes the front's messages. Any thread."""
         return self._core.inbox
+
+    def renew_access(self, access: Access) -> None:
+        """Other keys and quotas from now on; connections whose key is gone are cut. Any thread."""
+        self.inbox.put(NewAccess(access))
 
     def start(self) -> None:
         """Start the step loop; returns when it has what it needs of its thread.

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sessionkv.cache.turns import format_node_id
 from sessionkv.errors import InvalidRequest, SessionDamaged
 from sessionkv.ipc.codec import encode_reply
 from sessionkv.ipc.messages import Result
@@ -28,7 +29,11 @@ def readable(value: Any) -> Any:
     """
     if isinstance(value, Mapping) and "nodes" in value:
         rest = {k: v for k, v in value.items() if k != "nodes"}
-        return rest | {"messages": [message.to_map() for message in _history(value["nodes"])]}
+        found = _history(value["nodes"])
+        return rest | {
+            "messages": [message.to_map() for _, message in found],
+            "message_nodes": [format_node_id(node_id) for node_id, _ in found],
+        }
     if isinstance(value, Mapping) and "stored" in value:
         return _turn(value)
     return value
@@ -47,16 +52,17 @@ def check_beside(record: NodeRecord) -> None:
         raise InvalidRequest("nodes", error.message, "turns that can be read") from None
 
 
-def _history(nodes: Any) -> list[Message]:
-    messages: list[Message] = []
+def _history(nodes: Any) -> list[tuple[int, Message]]:
+    """Messages in order, each with its turn."""
+    found: list[tuple[int, Message]] = []
     for node_id, kind, incoming, reply in nodes:
         if kind == "root":
             system, _ = read_root(node_id, incoming)
-            messages += [] if system is None else [Message("system", system)]
-            continue
-        messages += read_messages(node_id, incoming)
-        messages.append(read_reply(node_id, reply))
-    return messages
+            messages = [] if system is None else [Message("system", system)]
+        else:
+            messages = [*read_messages(node_id, incoming), read_reply(node_id, reply)]
+        found += [(node_id, message) for message in messages]
+    return found
 
 
 def _turn(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from sessionkv.actor.front import Front
 from sessionkv.config import LimitsConfig
-from sessionkv.engine.messages import CoreMessage, CoreStopped, FrontMessage
+from sessionkv.engine.messages import CoreMessage, CoreStopped, FrontMessage, NewAccess
 from sessionkv.errors import ConnectionLost, Overloaded, RequestError, SessionKVError
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.codec import decode_request, encode_reply
@@ -109,6 +109,9 @@ class SocketLoop:
                 self._front.on_core(message)
                 if isinstance(message, CoreStopped):
                     self._stopped = True
+                elif isinstance(message, NewAccess):
+                    for connection in self._front.take_revoked():
+                        self._peers.pop(connection, None)  # what it asks next is a stranger's
             # Silence is judged as of the poll, and only when it left nothing unread: what clients
             # said while this thread was busy lies in the socket.
             if polled >= next_tick and len(messages) < _READ_AT_ONCE:
@@ -141,7 +144,13 @@ class SocketLoop:
                 lost = ConnectionLost("this connection is not known here; say hello first")
                 self._refuse_stranger(connection, request.id, lost)
                 return
-            peer = self._peers[connection] = _Peer(self._new_outbox(), now)
+            try:
+                self._front.greet(connection, request)
+            except RequestError as error:
+                self._refuse_stranger(connection, request.id, error)
+                return
+            self._peers[connection] = _Peer(self._new_outbox(), now)
+            return
         if isinstance(request, wire.Bye):
             self._forget(connection)
             return

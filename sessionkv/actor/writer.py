@@ -11,7 +11,9 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from sessionkv.actor.blobs import pack, pack_reply, pack_response, pack_sampling
@@ -29,7 +31,7 @@ from sessionkv.engine.messages import (
     TurnRendered,
     Verdict,
 )
-from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
+from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError, TemplateRefused
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map, usage_to_map
 from sessionkv.text.follow import Followed, follow_ids
@@ -47,6 +49,7 @@ from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
 from sessionkv.text.stored import read_root
 from sessionkv.types import FinishReason, Usage
+from sessionkv.types.sampling import MAX_PROMPT_LOGPROBS
 
 _MAX_ROOTS = 1024
 
@@ -85,6 +88,28 @@ class Writer:
             said["metadata"] = request.metadata
         no_tools = None if request.tools is None else b""
         return _digest(checked), _digest(tools_json) or no_tools, pack(said)
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """Bytes that each id stands for.
+
+        Raises:
+            InvalidRequest: Naming the position of an id that is not in the vocabulary.
+        """
+        self._text.check_tokens(ids)
+        return self._text.pieces(ids)
+
+    def public_prefixes(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Ids that prompts begin with which have one of the texts as system prompt, or are it."""
+        now_s = time.time()
+        found: list[tuple[int, ...]] = []
+        for text in texts:
+            found.append(self._text.encode_prompt(text))
+            root = RootText(text, None, now_s)
+            with suppress(TemplateRefused):
+                one, other = (self._text.full(root, (user_message(said),)) for said in ("a", "?"))
+                alike = takewhile(lambda ids: ids[0] == ids[1], zip(one, other, strict=False))
+                found.append(tuple(token_id for token_id, _ in alike))
+        return tuple(found)
 
     def submit(self, turn: FrontTurn, request: wire.Turn | wire.Generate) -> SubmitTurn:
         """Check a request's content and make it core's. Sets what the turn needs for its text.
@@ -126,6 +151,7 @@ class Writer:
             priority=request.priority,
             deadline_s=request.deadline_s,
             use_cache=request.cache if isinstance(request, wire.Generate) else True,
+            prompt_logprobs=_prompt_logprobs(request, ids),
             claim=turn.claim,
             wants_progress=request.stream and request.progress,
         )
@@ -202,7 +228,9 @@ class Writer:
             if ask.foreign or ask.history == "follow" or not root.append_only:
                 if not ask.path and ask.num_turns:
                     return PathWanted(turn.turn_id)
-                return render_history(self._text, root, ask, turn.messages)
+                # Remembered with its reply, so that a count of what goes on from there is exact.
+                rendered, turn.prompt_raw = render_history(self._text, root, ask, turn.messages)
+                return rendered
             ids = self._text.delta(root, turn.messages, first=ask.num_turns == 0, closed=ask.closed)
         except SessionKVError as error:
             return TurnRefused(turn.turn_id, error)
@@ -259,6 +287,7 @@ class Writer:
             usage=usage_to_map(Usage(finished.num_prompt_tokens, num_used)),
             cache=cache_to_map(finished.cache),
             logprobs=logprobs,
+            prompt_logprobs=finished.prompt_logprobs or None,
         )
         verdict = Verdict(
             turn_id=turn.turn_id,
@@ -290,6 +319,17 @@ class Writer:
         """A turn was committed: keep what a later stateless history may repeat."""
         if turn.prompt_raw and isinstance(turn.answer, wire.Done):
             self._memory.put(turn.tenant, turn.prompt_raw, turn.answer.tokens)
+
+
+def _prompt_logprobs(request: wire.Turn | wire.Generate, ids: Sequence[int] | None) -> int | None:
+    """How many are asked for, of a prompt that is not too long for them."""
+    if not isinstance(request, wire.Generate) or request.prompt_logprobs is None:
+        return None
+    count, num_tokens = request.prompt_logprobs, len(ids or ())
+    if num_tokens * (1 + count) > MAX_PROMPT_LOGPROBS:
+        allowed = f"{MAX_PROMPT_LOGPROBS} in all; the prompt has {num_tokens} tokens, each its own"
+        raise InvalidRequest("prompt_logprobs", count, allowed)
+    return count
 
 
 def _content_bytes(message: Mapping[str, Any]) -> int:

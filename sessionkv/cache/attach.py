@@ -24,7 +24,12 @@ def attach_session(tree: TurnTree, head: HeadRecord, root: BlockHash, block_size
     node_id = head.node_id
     known = tree.hashes_of(node_id)
     chain = TokenChain(
-        root, block_size, tenant=head.tenant, token_ids=tree.tokens_of(node_id), hashes=known
+        root,
+        block_size,
+        tenant=head.tenant,
+        public=tree.retention.quotas.public,
+        token_ids=tree.tokens_of(node_id),
+        hashes=known,
     )
     unwritten = tree.record(node_id).num_unwritten_tokens
     tail = chain.tail_record(max(len(chain) - unwritten, 0))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from sessionkv.cache.identity import frame
 from sessionkv.types import BlockHash, BlockRecord
@@ -38,6 +38,15 @@ def tenant_parent(before: BlockHash, tenant: str) -> BlockHash:
     return BlockHash(hashlib.sha256(_TAG_TENANT + before + frame(tenant.encode())).digest())
 
 
+def public_hashes(root: BlockHash, block_size: int, token_ids: Sequence[int]) -> list[BlockHash]:
+    """Hashes of the full blocks of a prompt that all tenants may share."""
+    found, before = [], root
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        before = full_key(before, token_ids[end - block_size : end])
+        found.append(before)
+    return found
+
+
 def _key(tag: bytes, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     count = len(token_ids)
     return BlockHash(
@@ -51,11 +60,12 @@ class TokenChain:
     Args:
         root: :meth:`KVIdentity.root_hash`.
         block_size: Tokens a block.
-        tenant: Whose blocks these are, past the public prefix.
-        public_tokens: Length of the prefix that all tenants may share; only whole blocks of it are.
+        tenant: Whose blocks these are, past those that are public.
+        public: From :func:`public_hashes`, of all declared prompts. May only grow while chains
+            that were made with it go on.
         token_ids: Tokens so far, each below 2**32.
         hashes: Hashes of the first blocks of ``token_ids`` where they are known already; only the
-            rest is hashed.
+            rest is hashed. Made with ``public`` as it was then.
 
     Raises:
         ValueError: ``hashes`` covers more than ``token_ids``.
@@ -64,6 +74,7 @@ class TokenChain:
     __slots__ = (
         "_block_tokens",
         "_hashes",
+        "_public",
         "_tenant_block",
         "_tenant_parent",
         "_token_ids",
@@ -78,17 +89,20 @@ class TokenChain:
         block_size: int,
         *,
         tenant: str,
-        public_tokens: int = 0,
+        public: Container[BlockHash] = frozenset(),
         token_ids: Iterable[int] = (),
         hashes: Iterable[BlockHash] = (),
     ) -> None:
         self.root = root
         self.block_size = block_size
         self.tenant = tenant
-        self._tenant_block = public_tokens // block_size
+        self._public = public
         self._tenant_parent: BlockHash | None = None
         self._token_ids = list(token_ids)
         self._hashes = list(hashes)
+        self._tenant_block = next(
+            (i for i, key in enumerate(self._hashes) if key not in public), len(self._hashes)
+        )
         self._block_tokens: list[tuple[int, ...]] = []
         if len(self._hashes) * block_size > len(self._token_ids):
             raise ValueError(
@@ -131,7 +145,7 @@ class TokenChain:
         del self._hashes[num_blocks:]
         del self._block_tokens[num_blocks:]
         if num_blocks < self._tenant_block:
-            self._tenant_parent = None
+            self._tenant_block, self._tenant_parent = num_blocks, None
 
     def parent(self, block: int) -> BlockHash:
         """Parent of block number ``block``, which may be the first one not full."""
@@ -178,7 +192,13 @@ class TokenChain:
         return BlockRecord(partial_key(parent, tokens), parent, tokens)
 
     def _hash_new_blocks(self) -> None:
-        size = self.block_size
-        for block in range(len(self._hashes), len(self._token_ids) // size):
+        size, hashes = self.block_size, self._hashes
+        for block in range(len(hashes), len(self._token_ids) // size):
             tokens = self._token_ids[block * size : (block + 1) * size]
-            self._hashes.append(full_key(self.parent(block), tokens))
+            if block == self._tenant_block:  # all before are public; is it?
+                shared = full_key(hashes[-1] if hashes else self.root, tokens)
+                if shared in self._public:
+                    hashes.append(shared)
+                    self._tenant_block, self._tenant_parent = block + 1, None
+                    continue
+            hashes.append(full_key(self.parent(block), tokens))

@@ -6,16 +6,19 @@ on the device says nothing about the host, so that each promise is checked again
 tier it is made for. In memory a key is *expected* between the two while a session that is likely
 to be back soon holds it. Retention orders eviction and never forbids it (leases do). Owners and
 pins are kept up to date by the tree of turns, expectations by :mod:`sessionkv.cache.expected`;
-everybody else asks. Knows nothing of nodes, names, blocks' places or time.
+everybody else asks. What is past its tenant's quota (:mod:`sessionkv.cache.quotas`) ranks as if
+nobody wanted it. Knows nothing of nodes, blocks' places or time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from sessionkv.cache.quotas import TenantQuotas
 from sessionkv.cache.retention_view import EXPECTED, PINNED, RETAINED, UNRETAINED
 from sessionkv.errors import PinRefused
 from sessionkv.types import BlockHash, Tier
+from sessionkv.types.access import TenantQuota
 
 PIN_SHARE = 0.8
 """Part of a tier's cap that live pins may promise."""
@@ -33,6 +36,7 @@ class Retention:
 
     Attributes:
         block_bytes: Bytes of one block's extent.
+        quotas: Of tenants; told here of owners, asked by everybody else.
     """
 
     def __init__(self, *, block_bytes: int, caps: Mapping[Tier, int]) -> None:
@@ -48,6 +52,10 @@ class Retention:
         self._pins: dict[Tier, dict[BlockHash, _Priorities]] = {tier: {} for tier in Tier}
         self._on_device, self._on_host, self._on_disk = (self._pins[tier] for tier in Tier)
         self._expected: dict[BlockHash, int] = {}
+        self.quotas = TenantQuotas(block_bytes=block_bytes, owned=self._owners, pinned=self._pins)
+        self._past_device, self._past_host, self._past_disk = (
+            self.quotas.past[tier] for tier in Tier
+        )
         self._fallen: dict[BlockHash, None] = {}
         self._lapsed: dict[BlockHash, None] = {}
 
@@ -55,13 +63,18 @@ class Retention:
         """Class of ``key`` for eviction from ``tier``; a lower one leaves first. O(1).
 
         Returns:
-            0 unretained, 1 retained, 2 expected, 3 and its priority where it is pinned in ``tier``.
+            0 unretained or past its tenant's quota, 1 retained, 2 expected, 3 and its priority
+            where it is pinned in ``tier``.
         """
         # Asked for each block at the cold end: an enum as a dict key would cost more than this.
         if tier is _DEVICE:
-            pins = self._on_device
+            pins, past = self._on_device, self._past_device
+        elif tier is _HOST:
+            pins, past = self._on_host, self._past_host
         else:
-            pins = self._on_host if tier is _HOST else self._on_disk
+            pins, past = self._on_disk, self._past_disk
+        if past and key in past:
+            return UNRETAINED
         priorities = pins.get(key)
         if priorities is not None:
             return PINNED + priorities[-1]
@@ -102,37 +115,83 @@ class Retention:
         """See whether ``keys`` may be pinned in ``tier`` beside what is pinned there. O(keys).
 
         Raises:
+            PinRefused: With the bytes needed and allowed; where there are several tenants, with
+                the bytes of ``keys`` alone.
+        """
+        pinned, wanted = self._pins[tier], set(keys)
+        needed = (len(pinned) + sum(key not in pinned for key in wanted)) * self.block_bytes
+        allowed = self._allowed[tier]
+        if needed <= allowed:
+            return
+        if self.quotas.has_tenants:
+            asked = len(wanted) * self.block_bytes
+            raise PinRefused(
+                f"the {tier.value} tier has no room for a pin of {asked} bytes now",
+                tier=tier.value,
+                needed_bytes=asked,
+            )
+        raise PinRefused(
+            f"all pins in the {tier.value} tier would need {needed} bytes; "
+            f"{allowed} are allowed ({PIN_SHARE:.0%} of its cap)",
+            tier=tier.value,
+            needed_bytes=needed,
+            allowed_bytes=allowed,
+        )
+
+    def check_quota(self, tenant: str, tier: Tier, keys: Collection[BlockHash]) -> None:
+        """See whether the tenant's quota has room for all it would have pinned in ``tier``.
+
+        Raises:
             PinRefused: With the bytes needed and allowed.
         """
-        pinned = self._pins[tier]
-        needed = (len(pinned) + sum(key not in pinned for key in set(keys))) * self.block_bytes
-        allowed = self._allowed[tier]
-        if needed > allowed:
+        allowed = self.quotas.limits(tenant).bytes_in(tier)
+        needed = len(keys) * self.block_bytes
+        if allowed is not None and needed > allowed:
             raise PinRefused(
-                f"all pins in the {tier.value} tier would need {needed} bytes; "
-                f"{allowed} are allowed ({PIN_SHARE:.0%} of its cap)",
+                f"all your pins in the {tier.value} tier would need {needed} bytes; your quota is "
+                f"{allowed}",
                 tier=tier.value,
                 needed_bytes=needed,
                 allowed_bytes=allowed,
             )
 
-    def own(self, keys: Collection[BlockHash], pins: Iterable[Pin] = ()) -> None:
-        """A node takes ``keys``; ``pins`` are those that reach the node."""
+    def own(
+        self, keys: Collection[BlockHash], pins: Iterable[Pin] = (), *, tenant: str = ""
+    ) -> None:
+        """A node of the tenant takes ``keys``; ``pins`` are those that reach the node."""
         _count_up(self._owners, keys)
         for pin in pins:
             self.pin(pin, keys)
+        self._fallen.update(dict.fromkeys(self.quotas.use(tenant, keys)))
 
-    def disown(self, keys: Collection[BlockHash], pins: Iterable[Pin] = ()) -> list[BlockHash]:
-        """A node lets go of ``keys``; returns those that nobody owns now."""
+    def disown(
+        self, keys: Collection[BlockHash], pins: Iterable[Pin] = (), *, tenant: str = ""
+    ) -> list[BlockHash]:
+        """A node of the tenant lets go of ``keys``; returns those that nobody owns now."""
         for pin in pins:
             self.unpin(pin, keys)
         gone = _count_down(self._owners, keys)
         self._fallen.update(dict.fromkeys(gone))
+        self.quotas.leave(tenant, gone)
         return gone
 
-    def forget(self, keys: Collection[BlockHash]) -> None:
+    def forget(self, keys: Collection[BlockHash], *, tenant: str = "") -> None:
         """A node that owns ``keys`` leaves memory; for that they are wanted no less."""
-        _count_down(self._owners, keys)
+        self.quotas.forget(tenant, _count_down(self._owners, keys))
+
+    def used(self, keys: Sequence[BlockHash], *, tenant: str) -> None:
+        """A session of the tenant has used its log; of that the start is to stay longest. O(keys).
+
+        Free for a tenant without quota.
+        """
+        if not self.quotas.limits(tenant).is_empty:
+            owned = [key for key in reversed(keys) if key in self._owners]
+            self._fallen.update(dict.fromkeys(self.quotas.use(tenant, owned)))
+
+    def set_limits(self, limits: Mapping[str, TenantQuota], *, has_tenants: bool) -> None:
+        """Other quotas from now on. O(blocks)."""
+        self.quotas.has_tenants = has_tenants
+        self._fallen.update(dict.fromkeys(self.quotas.set_limits(limits)))
 
     def pin(self, pin: Pin, keys: Collection[BlockHash]) -> None:
         """A first pin of this tier and priority reaches a node that owns ``keys``."""

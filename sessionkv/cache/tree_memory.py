@@ -169,7 +169,7 @@ class TreeMemory(TreeView):
     def _lose_unheld(self, node: Node) -> None:
         while not node.held:
             self._state.lose_node(node)
-            self.retention.forget(node.keys)
+            self.retention.forget(node.keys, tenant=node.tenant)
             if node.parent is None:
                 return
             node = node.parent

@@ -108,7 +108,7 @@ class TreeState:
                 break
             block_bytes = self.retention.block_bytes
             lacking.take_hashes(hashes, block_size=block_size, block_bytes=block_bytes)
-            self.retention.own(lacking.kept, lacking.pins)
+            self.retention.own(lacking.kept, lacking.pins, tenant=node.tenant)
 
     def attach_tail(self, node: Node, tail: BlockHash | None) -> None:
         """Give the node its tail key, in place of the one it had."""
@@ -122,7 +122,7 @@ class TreeState:
         self.keep_node(node)
         if node.parent is not None:
             node.parent.children += 1
-        self.retention.own(node.kept)
+        self.retention.own(node.kept, tenant=node.tenant)
         return DeleteNode(node.record.node_id)
 
     def _delete_node(self, node: Node, freed: list[BlockHash]) -> JournalOp:
@@ -130,7 +130,7 @@ class TreeState:
         if node.parent is not None:
             node.parent.children -= 1
         freed += reversed(node.excess)  # owned by nobody on its account
-        freed += reversed(self.retention.disown(node.kept))
+        freed += reversed(self.retention.disown(node.kept, tenant=node.tenant))
         return PutNode(node.record)
 
     def _set_head(
@@ -183,10 +183,10 @@ class TreeState:
             heapq.heappush(self.pin_ends, (head.pin_expires_s, head_id))
 
     def _own_tail(self, node: Node) -> None:
-        self.retention.own(node.kept_tail, node.pins)
+        self.retention.own(node.kept_tail, node.pins, tenant=node.tenant)
 
     def _disown_tail(self, node: Node, freed: list[BlockHash]) -> None:
-        freed += self.retention.disown(node.kept_tail, node.pins)
+        freed += self.retention.disown(node.kept_tail, node.pins, tenant=node.tenant)
         if node.tail is not None and not node.keeps_tail:
             freed.append(node.tail)
 

@@ -94,6 +94,10 @@ class TreeView:
             hashes += node.hashes or ()
         return hashes
 
+    def tail_of(self, node_id: int) -> BlockHash | None:
+        """Partial key of the unfilled block at the node's end; None for none or not known."""
+        return self._node(node_id).tail
+
     def budget_of(self, node_id: int) -> int | None:
         """Most bytes of KV that are retained of the node's session, None for no limit."""
         return self._node(node_id).budget_bytes
@@ -112,12 +116,13 @@ class TreeView:
     def session_keys(self, tenant: str, name: str) -> SessionKeys:
         """The session's keys, split into its own and those that others own as well. O(history).
 
-        Over all sessions the exclusive ones and each shared one once are all that is retained.
+        Over all sessions the exclusive ones and each shared one once are all that is retained. What
+        is declared public counts as shared, whoever has it: that others do is not to be seen.
 
         Raises:
             SessionNotFound: There is no such session.
         """
-        head = self.head(tenant, name)
+        head, public = self.head(tenant, name), self.retention.quotas.public
         exclusive: list[BlockHash] = []
         shared: list[BlockHash] = []
         # A node is this head's alone while one head and no other branch is below it.
@@ -125,10 +130,17 @@ class TreeView:
         for node in self._state.nodes[head.node_id].up():
             alone = node.heads == heads and node.children == children
             for key in reversed(node.keys):
-                alone_too = alone and self.retention.owners(key) == 1
+                alone_too = alone and self.retention.owners(key) == 1 and key not in public
                 (exclusive if alone_too else shared).append(key)
             heads, children = (0, 1) if alone else (-1, -1)
         return SessionKeys(tuple(reversed(exclusive)), tuple(reversed(shared)))
+
+    def keys_of_tenant(self, tenant: str) -> Iterator[BlockHash]:
+        """What the tenant's sessions in memory want, some of it more than once. O(nodes)."""
+        for head in self._state.heads.values():
+            if head.tenant == tenant:
+                for node in self._state.nodes[head.node_id].up():
+                    yield from node.keys
 
     def unattached(self) -> Iterator[HeadRecord]:
         """Sessions whose node's hashes or tail are unknown; attach as they come.

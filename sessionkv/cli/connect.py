@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionkv.cli import output
-from sessionkv.errors import ConnectionLost
+from sessionkv.errors import ConfigError, ConnectionLost
 
 if TYPE_CHECKING:
     from sessionkv.client import Client
@@ -28,7 +29,22 @@ def connect(args: argparse.Namespace) -> Client:
 
     endpoint = args.endpoint or default_endpoint()
     wait_for_start(endpoint)
-    return Client(endpoint)
+    return Client(endpoint, key=_key(args), tenant=getattr(args, "tenant", None))
+
+
+def _key(args: argparse.Namespace) -> str | None:
+    """The key of ``--key-file``; not on the command line, which others can see.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    path = getattr(args, "key_file", None)
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError("--key-file", path, f"a readable file ({error})") from None
 
 
 def wait_for_start(endpoint: str) -> None:

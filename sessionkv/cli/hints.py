@@ -20,6 +20,9 @@ _HINTS = {
     "session_not_found": "`sessionkv sessions ls` lists the sessions there are.",
     "session_damaged": "`sessionkv sessions rm` removes it; other sessions are not affected.",
     "session_exists": "Choose another name (for import: --as), or remove that session first.",
+    "unauthorized": "Give a key that the engine knows: --key-file FILE; `sessionkv keys add` makes "
+    "one.",
+    "forbidden": "Ask with an operator's key.",
     "session_busy": "A turn of this session is running; try again when it has ended.",
     "session_differs": "Resume it without --system, or choose another name.",
     "pin_refused": "Pin to a lower tier, unpin another session, or enlarge the tier.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from sessionkv import __version__
+from sessionkv.cli.parser_access import add_client_flags, add_keys, add_public
 from sessionkv.config import DEFAULT_MODEL
 
 _EPILOG = """\
@@ -33,6 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sessions(commands)
     _add_store(commands)
     _add_stats(commands)
+    add_keys(commands)
+    add_public(commands)
     _add_doctor(commands)
     _add_config(commands)
     return parser
@@ -60,6 +63,9 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         help="serve the OpenAI and Anthropic APIs too; without HOST on 127.0.0.1",
     )
     _add_endpoint(parser)
+    parser.add_argument(
+        "--keys", metavar="FILE", help="ask for one of this file's keys (`sessionkv keys add`)"
+    )
     _add_engine_flags(parser)
 
 
@@ -83,6 +89,7 @@ def _add_chat(commands: _Commands[argparse.ArgumentParser]) -> None:
         "--no-history", action="store_true", help="keep no file of the lines that are typed"
     )
     _add_endpoint(parser)
+    add_client_flags(parser)
     _add_engine_flags(parser)
 
 
@@ -98,6 +105,7 @@ def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
         if session:
             sub.add_argument("session", help="name of the session")
         _add_endpoint(sub)
+        add_client_flags(sub)
         _add_json(sub)
         return sub
 
@@ -155,6 +163,7 @@ def _add_transfer(actions: _Commands[argparse.ArgumentParser]) -> None:
             "--store", metavar="DIR", help="store of a stopped engine (with --kv: the user's own)"
         )
         _add_endpoint(parser)
+        add_client_flags(parser)
         _add_json(parser)
 
 
@@ -210,6 +219,7 @@ def _add_stats(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("stats", help="metrics of the running engine")
     parser.set_defaults(module="stats")
     _add_endpoint(parser)
+    add_client_flags(parser)
     _add_json(parser)
 
 

@@ -13,6 +13,7 @@ from sessionkv.errors import ConfigError
 _FLAGS = {
     "model": "model",
     "store": "store",
+    "keys": "keys",
     "device": "device",
     "dtype": "dtype",
     "device_bytes": "cache.device_bytes",
@@ -22,7 +23,12 @@ _FLAGS = {
     "threads": "threads",
     "log_level": "log_level",
 }
-ENGINE_FLAGS = ("config", "set", *(name for name in _FLAGS if name != "model"), "offline")
+ENGINE_FLAGS = (
+    "config",
+    "set",
+    *(name for name in _FLAGS if name not in ("model", "keys")),
+    "offline",
+)
 """What an engine that is started would take of the command line, beside its model."""
 
 

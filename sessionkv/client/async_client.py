@@ -19,12 +19,16 @@ from sessionkv.client.core import ClientCore, socket_transport
 from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_turn
 from sessionkv.client.results import (
     NodeInfo,
+    Places,
     Served,
     SessionInfo,
+    SessionPage,
     TurnResult,
     node_info,
+    page_of_sessions,
     served,
     session_info,
+    session_places,
     turn_result,
 )
 from sessionkv.errors import ConnectionLost, EngineClosed, SessionKVError
@@ -40,11 +44,15 @@ class AsyncClient:
         endpoint: str | None = None,
         *,
         timeout_s: float = 30.0,
+        key: str | None = None,
+        tenant: str | None = None,
         transport: Transport | None = None,
     ) -> None:
         """Connect; arguments and errors as for :class:`~sessionkv.client.client.Client`."""
         self._timeout_s = timeout_s
-        self._core = ClientCore(transport or socket_transport(endpoint, timeout_s))
+        self._core = ClientCore(
+            transport or socket_transport(endpoint, timeout_s, key=key, tenant=tenant)
+        )
         self._finalizer = weakref.finalize(self, self._core.close)
 
     async def open(
@@ -101,6 +109,11 @@ class AsyncClient:
 
         return AsyncStream(self, self._core, start, self._abandon)
 
+    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out."""
+        value = await self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
+
     async def count(
         self,
         prompt: str | None = None,
@@ -127,6 +140,13 @@ class AsyncClient:
             after = page.get("next")
             if after is None:
                 return found
+
+    async def session_page(
+        self, prefix: str = "", *, after: str | None = None, limit: int = 1000
+    ) -> SessionPage:
+        """Up to ``limit`` (at most 10,000) of these sessions, those behind the name ``after``."""
+        fields = given(prefix=prefix, after=after, limit=limit)
+        return page_of_sessions(await self._call(wire.List, fields))
 
     async def delete(self, name: str) -> None:
         """Delete a session: its name, and every turn and block that no other session reaches."""
@@ -267,6 +287,15 @@ class AsyncSession:
     async def info(self, *, history: bool = False) -> SessionInfo:
         """What the engine knows of the session; with its messages where ``history``."""
         return session_info(await self._call(wire.Info, history=history))
+
+    async def places(self) -> Places:
+        """Where the session's blocks are now: on the device, in host memory, on disk, nowhere."""
+        return session_places(await self._call(wire.Places))
+
+    async def path(self) -> tuple[str, ...]:
+        """Ids of the session's turns, its root first. O(turns)."""
+        value = await self._call(wire.Export)
+        return tuple(f"n-{number}" for number in value["path"])
 
     async def node(self, node: str | None = None) -> NodeInfo:
         """What is kept of one turn of the session: the last one, or the one of that id."""

@@ -18,12 +18,16 @@ from sessionkv.client.options import GenerateOptions, TurnOptions, given, given_
 from sessionkv.client.pending import Pending
 from sessionkv.client.results import (
     NodeInfo,
+    Places,
     Served,
     SessionInfo,
+    SessionPage,
     TurnResult,
     node_info,
+    page_of_sessions,
     served,
     session_info,
+    session_places,
     turn_result,
 )
 from sessionkv.client.stream import Leave, Stream
@@ -40,6 +44,8 @@ class Client:
         endpoint: str | None = None,
         *,
         timeout_s: float = 30.0,
+        key: str | None = None,
+        tenant: str | None = None,
         transport: Transport | None = None,
     ) -> None:
         """Connect.
@@ -49,6 +55,8 @@ class Client:
             timeout_s: How long to wait for answers to everything that is not a turn or a flush, and
                 for a lost engine to come back where a turn may be repeated. Turns have no timeout
                 but their ``deadline_s``: a dead engine is noticed after 3 s of silence.
+            key: Key that the engine asks for; it says whose sessions these are.
+            tenant: Whom to act for; with an operator's key, or where the engine has no keys.
             transport: Another way to an engine than a socket.
 
         Raises:
@@ -56,7 +64,9 @@ class Client:
             ConfigError: The endpoint is not one.
         """
         self._timeout_s = timeout_s
-        self._core = ClientCore(transport or socket_transport(endpoint, timeout_s))
+        self._core = ClientCore(
+            transport or socket_transport(endpoint, timeout_s, key=key, tenant=tenant)
+        )
         self._finalizer = weakref.finalize(self, self._core.close)
 
     def open(
@@ -131,6 +141,15 @@ class Client:
         pending = self._core.submit(wire.Generate, fields)
         return Stream(self, self._core, pending, self._core.abandon)
 
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes that each token id stands for, control tokens spelled out.
+
+        The text of a whole sequence is its pieces joined, as UTF-8, but for a space that some
+        tokenizers put before it.
+        """
+        value = self._call(wire.Pieces, {"tokens": tokens})
+        return list(value["pieces"])
+
     def count(
         self,
         prompt: str | None = None,
@@ -169,6 +188,13 @@ class Client:
             after = page.get("next")
             if after is None:
                 return found
+
+    def session_page(
+        self, prefix: str = "", *, after: str | None = None, limit: int = 1000
+    ) -> SessionPage:
+        """Up to ``limit`` (at most 10,000) of these sessions, those behind the name ``after``."""
+        fields = given(prefix=prefix, after=after, limit=limit)
+        return page_of_sessions(self._call(wire.List, fields))
 
     def delete(self, name: str) -> None:
         """Delete a session: its name, and every turn and block that no other session reaches.
@@ -324,6 +350,15 @@ class Session:
     def info(self, *, history: bool = False) -> SessionInfo:
         """What the engine knows of the session; with its messages where ``history``."""
         return session_info(self._call(wire.Info, history=history))
+
+    def places(self) -> Places:
+        """Where the session's blocks are now: on the device, in host memory, on disk, nowhere."""
+        return session_places(self._call(wire.Places))
+
+    def path(self) -> tuple[str, ...]:
+        """Ids of the session's turns, its root first. O(turns)."""
+        value = self._call(wire.Export)
+        return tuple(f"n-{number}" for number in value["path"])
 
     def node(self, node: str | None = None) -> NodeInfo:
         """What is kept of one turn of the session: the last one, or the one of that id.

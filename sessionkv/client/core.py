@@ -190,8 +190,10 @@ class ClientCore:
                     self._transport.send(kind(id=self._take_id(), **fields))
 
 
-def socket_transport(endpoint: str | None, reconnect_s: float) -> Transport:
+def socket_transport(
+    endpoint: str | None, reconnect_s: float, *, key: str | None, tenant: str | None
+) -> Transport:
     """The usual transport; zmq is loaded here, when the first client is made."""
     from sessionkv.ipc.connection import SocketTransport
 
-    return SocketTransport(endpoint, reconnect_s=reconnect_s)
+    return SocketTransport(endpoint, key=key, tenant=tenant, reconnect_s=reconnect_s)

@@ -47,6 +47,8 @@ class GenerateOptions(_Common, total=False):
         sampling: As for a turn.
         tools: Tools for the template, with ``messages``.
         cache: Use and fill the prefix cache.
+        prompt_logprobs: Also give log-probabilities of the prompt's tokens: each one's own and so
+            many (up to 20) of the likeliest. All of the prompt is computed for it.
         idempotency_key: As for a turn.
         deadline_s: As for a turn.
         priority: As for a turn.
@@ -55,6 +57,7 @@ class GenerateOptions(_Common, total=False):
 
     tools: Sequence[Mapping[str, Any]] | None
     cache: bool
+    prompt_logprobs: int | None
 
 
 def given(**fields: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class TurnResult:
         cache: Where the prompt's KV came from.
         node: Id of the turn, None without a session.
         logprobs: As asked for, else None.
+        prompt_logprobs: Of each token of the prompt but the first, as asked for, else None.
         stop: The stop string or token id that ended the turn, else None.
         replayed: The answer of an earlier run under the same idempotency key.
     """
@@ -40,6 +41,7 @@ class TurnResult:
     logprobs: Logprobs | None = None
     stop: str | int | None = None
     replayed: bool = False
+    prompt_logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class SessionInfo:
         queued: Turns that wait for it.
         last_cache: Cache report of the last turn, where known.
         messages: The conversation, when history was asked for.
+        message_nodes: The turn that each of them belongs to.
     """
 
     name: str
@@ -172,6 +175,37 @@ class SessionInfo:
     last_cache: CacheReport | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
     budget_bytes: int | None = None
+    message_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """Some sessions, by name; ``next`` is where the next page begins, None at the end."""
+
+    sessions: tuple[SessionInfo, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the blocks of a session are, each by the fastest place that has it.
+
+    A place is a tier, or ``"nowhere"`` for what would be computed again.
+
+    Attributes:
+        block_tokens: Tokens a block.
+        block_bytes: Bytes a block.
+        blocks: How many there are; the last may be unfilled.
+        counts: Blocks in each place, exact.
+        runs: Place and number of neighbours, in order from the log's start; at most 256. Where
+            there are more, so many blocks at a time count as where the most of them are.
+    """
+
+    block_tokens: int
+    block_bytes: int
+    blocks: int
+    counts: Mapping[str, int]
+    runs: tuple[tuple[str, int], ...]
 
 
 def prompt_progress(progress: Progress) -> PromptProgress:
@@ -250,6 +284,7 @@ def turn_result(done: Done) -> TurnResult:
         logprobs=logprobs_from_wire(done.logprobs),
         stop=done.stop,
         replayed=done.replayed,
+        prompt_logprobs=logprobs_from_wire(done.prompt_logprobs),
     )
 
 
@@ -296,4 +331,21 @@ def session_info(value: Mapping[str, Any]) -> SessionInfo:
         last_cache=cache_from_map(last) if last else None,
         messages=tuple(value.get("messages") or ()),
         budget_bytes=value.get("budget_bytes"),
+        message_nodes=tuple(value.get("message_nodes") or ()),
+    )
+
+
+def page_of_sessions(value: Mapping[str, Any]) -> SessionPage:
+    """From the wire."""
+    return SessionPage(tuple(map(session_info, value["sessions"])), value.get("next"))
+
+
+def session_places(value: Mapping[str, Any]) -> Places:
+    """From the wire."""
+    return Places(
+        block_tokens=value["block_tokens"],
+        block_bytes=value["block_bytes"],
+        blocks=value["blocks"],
+        counts=dict(value["counts"]),
+        runs=tuple((place, count) for place, count in value["runs"]),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.messages import SubmitTurn, TurnFinished, TurnRendered
-from sessionkv.engine.scheduler.sequence import Sequence
+from sessionkv.engine.scheduler.sequence import Constraint, Sequence
 from sessionkv.types import MissReason
 
 
@@ -18,6 +18,7 @@ class Phase(enum.Enum):
     LOADING = "loading"
     IN_LINE = "in line"
     RENDERING = "rendering"
+    COMPILING = "compiling"
     RUNNING = "running"
     JUDGING = "judging"
     COMMITTING = "committing"
@@ -36,6 +37,8 @@ class ActiveTurn:
         absent: Why the known history was not found past a position, by that position.
         judge_by_s: When the front's verdict must be there.
         calls_tool: Its reply asks for a tool.
+        awaits_grammar: Its grammar is being compiled.
+        grammar: What decides which tokens it may sample, once that is there.
     """
 
     ask: SubmitTurn
@@ -53,6 +56,8 @@ class ActiveTurn:
     finished: TurnFinished | None = None
     judge_by_s: float = 0.0
     calls_tool: bool = False
+    awaits_grammar: bool = False
+    grammar: Constraint | None = None
 
     @property
     def head(self) -> HeadId | None:

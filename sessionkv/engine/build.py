@@ -22,6 +22,7 @@ from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree import TurnTree
 from sessionkv.config import CacheConfig, EngineConfig, user_cache_dir
 from sessionkv.engine.checksum_runner import ChecksumRunner, checksum_geometry
+from sessionkv.engine.grammar_desk import GrammarDesk
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.metrics import Metrics
 from sessionkv.engine.movers import HostArena, Mover
@@ -41,6 +42,7 @@ from sessionkv.engine.sizing import (
     step_budget,
 )
 from sessionkv.engine.staging import STAGING_BYTES
+from sessionkv.engine.tenant_figures import TenantFigures
 from sessionkv.errors import ConfigError, StoreUnavailable
 from sessionkv.store.block_store import BlockStore
 from sessionkv.store.directory import StoreDirectory
@@ -221,6 +223,10 @@ def _build_parts(
         most_blocks=MOST_BLOCKS if runner.plans_ahead else kv.num_blocks,
     )
     facts = read_text_facts(loaded.text)
+    grammars = GrammarDesk(
+        loaded.text, runner.vocab_size, inbox, max_waiting=config.scheduler.max_queue
+    )
+    stack.callback(grammars.close)
     return CoreParts(
         config=config,
         root=root,
@@ -235,7 +241,9 @@ def _build_parts(
         runner=runner,
         store=store,
         mover=mover,
+        grammars=grammars,
         metrics=Metrics(),
+        tenants=TenantFigures(),
         host_bytes=num_host_blocks * geometry.block_bytes,
         disk_bytes=disk_bytes,
         disk_off=disk_off,

@@ -15,6 +15,7 @@ from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.exports import export
 from sessionkv.engine.messages import Call, CallDone, ImportSessions, OpenSession, SubmitTurn
 from sessionkv.engine.parts import CoreParts
+from sessionkv.engine.places import PlacesDesk
 from sessionkv.engine.stats import engine_stats
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
@@ -26,7 +27,7 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map
-from sessionkv.store.answers import Checked
+from sessionkv.store.answers import Checked, Held
 from sessionkv.store.questions import SessionPage
 from sessionkv.types import BlockHash, SessionRow, Tier
 from sessionkv.types.portable_tree import PortableTree
@@ -48,14 +49,20 @@ def sessions_named(message: object) -> tuple[HeadId, ...]:
 
 
 class CallDesk:
-    """Answers calls; replies go to ``turns.out``."""
+    """Answers calls; replies go to ``turns.out``.
+
+    Attributes:
+        places: Says where the blocks of sessions are.
+    """
 
     def __init__(self, parts: CoreParts, commits: Commits, turns: TurnDesk) -> None:
         self._parts = parts
         self._tree = parts.tree
         self._commits = commits
         self._turns = turns
-        self._flushes: list[int] = []
+        self.places = PlacesDesk(parts)
+        self._flushing: dict[int, str | None] = {}  # those that wait for the store: whose blocks
+        self._flushes: list[tuple[int, tuple[BlockHash, ...] | None]] = []  # None: all blocks
 
     def open(self, ask: OpenSession, wall: float) -> None:
         """Create or resume a session."""
@@ -115,8 +122,11 @@ class CallDesk:
             elif isinstance(request, wire.Export):
                 self._answer(CallDone(ask.call_id, export(self._tree, tenant, request)))
             elif isinstance(request, wire.Stats):
-                self._answer(CallDone(ask.call_id, engine_stats(self._parts, now)))
+                self._answer(CallDone(ask.call_id, self._stats(ask, now)))
+            elif isinstance(request, wire.Places):
+                self.places.ask(ask.call_id, (tenant, request.session))
             elif isinstance(request, wire.Flush):
+                self._flushing[ask.call_id] = None if ask.operator else tenant
                 self._parts.store.check(ask.call_id)
             elif isinstance(request, wire.Close):
                 self._close(ask.call_id, (tenant, request.session), request, now)
@@ -178,19 +188,52 @@ class CallDesk:
     def flush(self, checked: Checked) -> None:
         """Have all blocks in memory written, where there is somewhere to write them."""
         if checked.error is not None:
+            self._flushing.pop(checked.ticket)
             self._answer(CallDone(checked.ticket, error=checked.error))
             return
-        self._parts.kv.request_clean(self._parts.kv.resident_keys())
-        self._flushes.append(checked.ticket)
+        tenant, keys = self._flushing.pop(checked.ticket), None
+        if tenant is not None:
+            keys = tuple(self._tree.keys_of_tenant(tenant))
+        self._parts.kv.request_clean(self._parts.kv.resident_keys() if keys is None else keys)
+        self._flushes.append((checked.ticket, keys))
 
     def finish_flushes(self) -> None:
         """Answer flushes once nothing is left to be written."""
-        if self._flushes and not self._parts.kv.dirty_count():
-            for call_id in self._flushes:
+        if not self._flushes:
+            return
+        kv, waiting = self._parts.kv, []
+        for flush in self._flushes:
+            call_id, keys = flush
+            if kv.dirty_count() and (keys is None or kv.any_unwritten(keys)):
+                waiting.append(flush)
+            else:
                 self._answer(CallDone(call_id, {"dirty_blocks": 0}))
-            self._flushes.clear()
+        self._flushes = waiting
+
+    def _stats(self, ask: Call, now: float) -> dict[str, Any]:
+        """A tenant's own figures; for an operator those of the engine and of each tenant."""
+        if not ask.operator:
+            return {"tenant": ask.tenant, **self._of_tenant(ask.tenant)}
+        values = engine_stats(self._parts, now)
+        tenants = self._parts.tenants.tenants
+        if tenants:
+            values["tenants"] = {tenant: self._of_tenant(tenant) for tenant in tenants}
+        return values
+
+    def _of_tenant(self, tenant: str) -> dict[str, Any]:
+        turns, computing = self._turns.num_of(tenant), self._turns.num_computing(tenant)
+        return {
+            "requests_running": computing,
+            "requests_waiting": turns - computing,
+            **self._parts.tenants.snapshot(tenant),
+            "quota": self._tree.retention.quotas.figures(tenant),
+        }
 
     # Questions -------------------------------------------------------------------------------
+
+    def placed(self, held: Held) -> None:
+        """Answer where a session's blocks are, now that the disk has said what it has."""
+        self._answer(self.places.answer(held))
 
     def list(self, call_id: int, page: SessionPage) -> None:
         """Answer with a page of sessions, as the journal has them."""

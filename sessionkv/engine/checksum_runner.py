@@ -31,6 +31,7 @@ from sessionkv.types import (
     StepPlan,
     TokenLogprob,
 )
+from sessionkv.types.plan import PromptLogprobs
 
 CELL_BYTES = 16
 _CELL = struct.Struct("<IIII")
@@ -95,16 +96,20 @@ def next_token(
     sampling: SamplingParams,
     stop_token_ids: Collection[int],
     num_output_tokens: int,
+    allowed: Collection[int] | None = None,
 ) -> int:
     """The token that follows ``state``.
 
     Greedy is a hash of the state alone; otherwise seed and the number of tokens sampled before are
     mixed in, so a sequence resumed with a wrong counter goes astray. Stop ids are not sampled
-    before ``min_tokens``.
+    before ``min_tokens``. Where only some are ``allowed`` it is the first of these, in an order
+    that the same hash gives.
     """
     value = _mix(state + 1)
     if sampling.temperature > 0:
         value = _mix(value ^ _mix(((sampling.seed or 0) << 20) + num_output_tokens & _M64))
+    if allowed is not None:
+        return min(allowed, key=lambda token_id: _mix(value ^ token_id))
     early = num_output_tokens < sampling.min_tokens
     for _ in range(64 * vocabulary.size):
         token_id = value % vocabulary.size
@@ -260,6 +265,7 @@ class ChecksumRunner:
         failing = self._fail_step is not None and self._fail_step(plan)
         sampled: dict[int, SampledToken] = {}
         failed: dict[int, str] = {}
+        prompts: dict[int, list[PromptLogprobs]] = {}
         if len({step.seq_id for step in plan.steps}) != len(plan.steps):
             raise PlanError("a sequence has two steps in one plan")
         for i, step in enumerate(plan.steps):
@@ -277,11 +283,13 @@ class ChecksumRunner:
                 self._skip(sequence, step)
                 continue
             self._write(sequence, step)
+            if predicted := sequence.start.predicted(step):
+                prompts[step.seq_id] = self._prompt_logprobs(sequence, step, predicted)
             if step.sample:
-                sampled[step.seq_id] = self._sample(sequence)
+                sampled[step.seq_id] = self._sample(sequence, plan.masks.get(step.seq_id))
         if failing:
             raise RuntimeError(f"step {plan.step_id} was told to fail")
-        return StepOutput(plan.step_id, sampled, failed)
+        return StepOutput(plan.step_id, sampled, failed, prompts)
 
     def _enter(self, plan: StepPlan) -> None:
         """Ends, freed blocks, copies, new blocks and starts, in this order."""
@@ -431,12 +439,33 @@ class ChecksumRunner:
             state = crc32(self._memory[at : at + min(size, end - i * size) * CELL_BYTES], state)
         return state
 
-    def _sample(self, sequence: _Running) -> SampledToken:
-        token = self._choose(sequence)
+    def _prompt_logprobs(
+        self, sequence: _Running, step: SequenceStep, predicted: Sequence[int]
+    ) -> list[PromptLogprobs]:
+        count = sequence.start.prompt_logprobs or 0
+        found: list[PromptLogprobs] = []
+        for position, token_id in enumerate(predicted, step.start + 1):
+            state = self._state_before(sequence, position)
+            fake = _fake_logprobs(state, token_id, self.vocab_size, count)
+            found.append([(entry.token_id, entry.logprob) for entry in fake.logprobs])
+        return found
+
+    def _sample(self, sequence: _Running, mask: bytes | None) -> SampledToken:
+        token = self._choose(sequence, None if mask is None else self._unpack(mask))
         sequence.token_ids.append(token.token_id)
         return token
 
-    def _choose(self, sequence: _Running) -> SampledToken:
+    def _unpack(self, mask: bytes) -> list[int]:
+        """Ids whose bits are set; those never sampled only where there are no others."""
+        if len(mask) != -(-self.vocab_size // 32) * 4:
+            raise PlanError(f"a mask of {self.vocab_size} tokens has {len(mask)} bytes")
+        allowed = [i for i in range(self.vocab_size) if mask[i >> 3] >> (i & 7) & 1]
+        if not allowed:
+            raise PlanError("a mask allows no token")
+        usual = [i for i in allowed if i not in self._vocabulary.never]
+        return usual or allowed
+
+    def _choose(self, sequence: _Running, allowed: Collection[int] | None) -> SampledToken:
         state, start = self._read(sequence), sequence.start
         # Scripts tell sequences by the list that is one for all their life, also when they start
         # again. The log of one that has ended may be another by now.
@@ -444,8 +473,12 @@ class ChecksumRunner:
         if len(known) != len(sequence.token_ids):
             known = sequence.token_ids
         token_id = self._script(known) if self._script is not None else None
+        if allowed is not None and token_id not in allowed:
+            token_id = None
         if token_id is None and self._sampler is not None:
             logits = pseudo_logits(state, self._vocabulary)
+            if allowed is not None:
+                logits = [x if i in allowed else float("-inf") for i, x in enumerate(logits)]
             token_id = self._sampler(logits, start.sampling, known, start.num_prompt_tokens)
         if token_id is None:
             token_id = next_token(
@@ -454,6 +487,7 @@ class ChecksumRunner:
                 sampling=start.sampling,
                 stop_token_ids=start.stop_token_ids,
                 num_output_tokens=len(sequence.token_ids) - start.num_prompt_tokens,
+                allowed=allowed,
             )
         if start.sampling.logprobs is None:
             return SampledToken(token_id)

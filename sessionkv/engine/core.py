@@ -18,12 +18,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sessionkv.cache.invariants import InvariantBroken
+from sessionkv.engine.access import apply_access, declare_public
 from sessionkv.engine.arrivals import Arrivals
 from sessionkv.engine.calls import CallDesk, sessions_named
 from sessionkv.engine.commits import Commits, PendingCommit
 from sessionkv.engine.copy_lanes import CopiesStarted
 from sessionkv.engine.draining import Drainer
 from sessionkv.engine.durability import DurabilityDesk
+from sessionkv.engine.grammar_desk import GrammarReady
 from sessionkv.engine.housekeeping import Chore, Housekeeping
 from sessionkv.engine.inbox import Inbox
 from sessionkv.engine.loading import Loader, Ready
@@ -35,8 +37,10 @@ from sessionkv.engine.messages import (
     CoreStopped,
     Drain,
     ImportSessions,
+    NewAccess,
     OpenSession,
     PathWanted,
+    PublicPrefixes,
     StopAt,
     SubmitTurn,
     TurnRefused,
@@ -55,7 +59,15 @@ from sessionkv.errors import (
 )
 from sessionkv.ipc.messages import List
 from sessionkv.store.questions import FindKey, ListSessions, Question, SessionPage
-from sessionkv.store.worker import Answered, Checked, Committed, DiskEvicted, DiskLost, LookedUp
+from sessionkv.store.worker import (
+    Answered,
+    Checked,
+    Committed,
+    DiskEvicted,
+    DiskLost,
+    Held,
+    LookedUp,
+)
 from sessionkv.types import MoveOutcome, Tier, Transfer, TransferResult
 
 _log = logging.getLogger(__name__)
@@ -300,6 +312,8 @@ class Core:
             self._loader.answered(message)
         elif isinstance(message, TransferResult):
             self._moved(message, now)
+        elif isinstance(message, GrammarReady):
+            turns.compiled(message, now)
         elif isinstance(message, CopiesStarted):
             self._promised.started(message)
         elif isinstance(message, LookedUp):
@@ -316,8 +330,15 @@ class Core:
             self._parts.kv.on_disk_evicted(message.keys)
         elif isinstance(message, DiskLost):
             self._parts.kv.on_disk_lost()
+        elif isinstance(message, Held):
+            self._calls.placed(message)
         elif isinstance(message, Checked):
             self._calls.flush(message)
+        elif isinstance(message, PublicPrefixes):
+            declare_public(self._parts, message)
+        elif isinstance(message, NewAccess):
+            apply_access(self._parts, message.access)
+            turns.out.append(message)
         elif isinstance(message, Drain):
             self._drainer.begin(message, now)
 

@@ -37,6 +37,7 @@ from sessionkv.types import (
     SamplingParams,
     TokenLogprob,
 )
+from sessionkv.types.access import Access
 from sessionkv.types.portable import PortableSession
 
 
@@ -65,6 +66,7 @@ class SubmitTurn:
         use_cache: False computes everything (and stores nothing).
         claim: Its idempotency key, None without one.
         wants_progress: Somebody hears how far its prompt is (:class:`TurnProgress`).
+        prompt_logprobs: See :class:`~sessionkv.types.SequenceStart`.
     """
 
     turn_id: int
@@ -82,6 +84,12 @@ class SubmitTurn:
     use_cache: bool = True
     claim: KeyClaim | None = None
     wants_progress: bool = False
+    prompt_logprobs: int | None = None
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether what is cached of its prompt is used; not where all of it is to be computed."""
+        return self.use_cache and self.prompt_logprobs is None
 
     @property
     def is_kept(self) -> bool:
@@ -233,11 +241,33 @@ class ImportSessions:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Any other request on sessions or the engine, as it came in (validated)."""
+    """Any other request on sessions or the engine, as it came in (validated).
+
+    Attributes:
+        operator: It may concern the whole engine, not its tenant alone.
+    """
 
     call_id: int
     tenant: str
     request: Request
+    operator: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublicPrefixes:
+    """Token ids of prompts that all tenants may share, in addition to those said before.
+
+    Before the first turn that is to share them: sessions that are in memory stay as they are.
+    """
+
+    prefixes: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class NewAccess:
+    """Keys and quotas from now on: to core, which passes it on to the front."""
+
+    access: Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +295,8 @@ FrontMessage = (
     | OpenSession
     | ImportSessions
     | Call
+    | PublicPrefixes
+    | NewAccess
     | Drain
 )
 
@@ -322,6 +354,7 @@ class TurnFinished:
         num_output_tokens: Tokens sampled that count; all were sent in :class:`StepTokens`.
         stop_token_id: The id that ended it, if one did.
         node_id: Id the turn will be journalled under, None without session.
+        prompt_logprobs: Of each token of the prompt but the first, where asked for.
     """
 
     turn_id: int
@@ -331,6 +364,7 @@ class TurnFinished:
     node_id: int | None
     num_prompt_tokens: int
     cache: CacheReport
+    prompt_logprobs: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,5 +444,6 @@ CoreMessage = (
     | TurnReplayed
     | TurnDropped
     | CallDone
+    | NewAccess
     | CoreStopped
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from sessionkv.cache.chain import TokenChain
 from sessionkv.engine.active_turn import ActiveTurn
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.scheduler.sequence import Sequence
 from sessionkv.types import BlockHash, MissReason, MissReport
+from sessionkv.types.portable import LOCAL_TENANT
 
 
 def note_absent(turn: ActiveTurn, parts: CoreParts) -> None:
@@ -64,7 +66,7 @@ def _known_tokens(turn: ActiveTurn, parts: CoreParts) -> int:
     if turn.sequence is None:
         return 0
     most = turn.sequence.num_prompt_tokens - 1
-    if not turn.ask.use_cache:
+    if not turn.ask.reads_cache:
         return most
     hint, size = _hint(turn), parts.kv.block_size
     shared = hint.token if hint is not None and hint.token is not None else 0
@@ -76,13 +78,13 @@ def _reason(
 ) -> MissReason:
     if not parts.config.cache.prefix_cache:
         return MissReason.CACHE_OFF
-    if not turn.ask.use_cache:
+    if not turn.ask.reads_cache:
         return MissReason.BYPASSED
     key = _key_at(turn, parts, found, known)
     if parts.kv.was_corrupt(key):
         return MissReason.CORRUPT
     if _identity_changed(turn, parts):
-        return MissReason.IDENTITY_CHANGED
+        return _whose_chain(turn, parts)
     if parts.kv.was_evicted(key):
         lapsed = parts.tree.retention.pin_lapsed(key)
         return MissReason.EXPIRED if lapsed else MissReason.EVICTED
@@ -112,6 +114,26 @@ def _identity_changed(turn: ActiveTurn, parts: CoreParts) -> bool:
     if num_blocks == 0 or not record.chain_hash:
         return False
     return turn.chain.hashes[num_blocks - 1] != record.chain_hash
+
+
+def _whose_chain(turn: ActiveTurn, parts: CoreParts) -> MissReason:
+    """Whether the parent's chain is that of another tenant, whose session this was. O(log).
+
+    Each tenant that has a key is tried, and the one of engines without keys.
+    """
+    chain = turn.chain
+    if chain is None:
+        return MissReason.IDENTITY_CHANGED
+    written = parts.tree.record(turn.parent_id).chain_hash
+    log = chain.token_ids[: parts.tree.num_tokens(turn.parent_id)]
+    for tenant in {LOCAL_TENANT, *parts.tenants.tenants} - {chain.tenant}:
+        public = parts.tree.retention.quotas.public
+        other = TokenChain(
+            chain.root, chain.block_size, tenant=tenant, public=public, token_ids=log
+        )
+        if other.hashes[-1] == written:
+            return MissReason.TENANT
+    return MissReason.IDENTITY_CHANGED
 
 
 def _turn_at(turn: ActiveTurn, parts: CoreParts, position: int) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -24,6 +24,7 @@ from sessionkv.engine.runner import LaterResult
 from sessionkv.engine.sizing import memory_for
 from sessionkv.errors import ConfigError, SessionKVError
 from sessionkv.kernels.linear import blas_is_faster
+from sessionkv.kernels.logprobs import log_probabilities
 from sessionkv.kernels.paged_kv import copy_slots
 from sessionkv.model.attention import AttentionBatch, make_segment
 from sessionkv.model.decoder import Decoder
@@ -33,21 +34,25 @@ from sessionkv.model.sampling import SamplerState, sample
 from sessionkv.model.spec import ModelSpec
 from sessionkv.model.weights import WeightFiles
 from sessionkv.types import PENDING, SampledToken, SequenceStart, SequenceStep, StepOutput, StepPlan
+from sessionkv.types.plan import PromptLogprobs
 
 NUMERICS = "cpu fp32 3"
 """Names the arithmetic, with the way of its products; to be changed whenever the same weights give
 other KV bytes."""
 
+_ROWS_AT_ONCE = 64
+"""Of prompts' logits, which take about 40 bytes each: 130 MB of a vocabulary of 50,000."""
 _NOT_FINITE = "the model's output is not a finite number"
 
 
 class _Sequence:
     """What the runner keeps of one running sequence."""
 
-    __slots__ = ("block_table", "last_token", "mirror", "sampler")
+    __slots__ = ("block_table", "last_token", "mirror", "sampler", "start")
 
-    def __init__(self, table: list[int], mirror: Mirror | None, sampler: SamplerState) -> None:
-        self.block_table = table
+    def __init__(self, start: SequenceStart, mirror: Mirror | None, sampler: SamplerState) -> None:
+        self.start = start
+        self.block_table = list(start.block_ids)
         self.mirror = mirror
         self.sampler = sampler
         self.last_token = 0  # sampled last
@@ -177,7 +182,7 @@ class ModelRunner:
             vocab_size=self.vocab_size,
         )
         mirror = self._mirrors.create(len(start.token_ids) + 1)
-        self._sequences[start.seq_id] = _Sequence(list(start.block_ids), mirror, sampler)
+        self._sequences[start.seq_id] = _Sequence(start, mirror, sampler)
 
     def _tokens(self, step: SequenceStep) -> Sequence[int]:
         if step.token_ids[0] == PENDING:
@@ -230,19 +235,43 @@ class ModelRunner:
         finite = hidden.sum(1).isfinite()  # a bad number anywhere in a row makes its sum bad
         all_finite = bool(finite.all())
         sampling: list[tuple[int, int]] = []
+        prompts: dict[int, list[PromptLogprobs]] = {}
         row = 0
         for step in plan.steps:
             end = row + len(step.token_ids)
             if not all_finite and not bool(finite[row:end].all()):
                 failed[step.seq_id] = _NOT_FINITE
-            elif step.sample:
+                row = end
+                continue
+            start = self._sequences[step.seq_id].start
+            if predicted := start.predicted(step):
+                rows = hidden[row : row + len(predicted)]
+                count = start.prompt_logprobs or 0
+                prompts[step.seq_id] = self._prompt_logprobs(rows, predicted, count)
+            if step.sample:
                 sampling.append((step.seq_id, end - 1))
             row = end
-        sampled = self._sample(sampling, hidden, failed) if sampling else {}
-        return StepOutput(plan.step_id, sampled, failed)
+        sampled = self._sample(sampling, hidden, plan.masks, failed) if sampling else {}
+        return StepOutput(plan.step_id, sampled, failed, prompts)
+
+    def _prompt_logprobs(
+        self, hidden: Tensor, predicted: Sequence[int], count: int
+    ) -> list[PromptLogprobs]:
+        """Of the tokens that rows of hidden states predict, some rows at a time."""
+        found: list[PromptLogprobs] = []
+        for first in range(0, len(predicted), _ROWS_AT_ONCE):
+            some = torch.tensor(predicted[first : first + _ROWS_AT_ONCE], dtype=torch.int64)
+            logits = self._decoder.logits(hidden[first : first + len(some)])
+            ids, values = log_probabilities(logits, some, min(count, self.vocab_size))
+            found += map(list, map(zip, ids.tolist(), values.tolist()))
+        return found
 
     def _sample(
-        self, sampling: list[tuple[int, int]], hidden: Tensor, failed: dict[int, str]
+        self,
+        sampling: list[tuple[int, int]],
+        hidden: Tensor,
+        masks: Mapping[int, bytes],
+        failed: dict[int, str],
     ) -> dict[int, SampledToken]:
         """One token for each ``(seq_id, row)``; rows with bad logits are added to ``failed``."""
         rows = torch.tensor([row for _, row in sampling], dtype=torch.int64)
@@ -255,11 +284,11 @@ class ModelRunner:
                 failed[seq_id] = _NOT_FINITE
                 continue
             sequence = self._sequences[seq_id]
-            sampler = sequence.sampler
-            if sampler.is_plain_greedy:
+            sampler, mask = sequence.sampler, masks.get(seq_id)
+            if sampler.is_plain_greedy and mask is None:
                 token = SampledToken(best[index])
             else:
-                token = sample(logits[index], sampler)
+                token = sample(logits[index], sampler, mask)
             sampler.append(token.token_id)
             sequence.last_token = token.token_id
             sampled[seq_id] = token

@@ -9,11 +9,13 @@ from sessionkv.cache.manager import KVCacheManager
 from sessionkv.cache.tree import TurnTree
 from sessionkv.cache.turns import HeadId
 from sessionkv.config import EngineConfig
+from sessionkv.engine.grammar_desk import GrammarDesk
 from sessionkv.engine.metrics import Metrics
 from sessionkv.engine.movers import Mover
 from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.runner import Runner
 from sessionkv.engine.scheduler.scheduler import Scheduler
+from sessionkv.engine.tenant_figures import TenantFigures
 from sessionkv.store.worker import StoreWorker
 from sessionkv.types import BlockHash
 
@@ -45,7 +47,9 @@ class CoreParts:
     runner: Runner
     store: StoreWorker
     mover: Mover
+    grammars: GrammarDesk
     metrics: Metrics
+    tenants: TenantFigures
     host_bytes: int
     disk_bytes: int
     disk_off: str = ""

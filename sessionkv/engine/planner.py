@@ -64,8 +64,8 @@ class LoadPlanner:
         point = outlook.best_point()
         if outlook.is_everything(point):
             return Claims(None)
-        until_s = AHEAD_S + SLACK * max(outlook.next_step_s(point), self.rates.last_step_s)
-        loads = {tier: outlook.to_claim(tier, point, until_s) for tier in meeting.unclaimed}
+        step_s = SLACK * max(outlook.next_step_s(point), self.rates.last_step_s)
+        loads = {tier: outlook.to_claim(tier, point, step_s) for tier in meeting.unclaimed}
         compute_tokens = max(point * self._block_size, meeting.front_tokens)
         return Claims(compute_tokens, {tier: count for tier, count in loads.items() if count})
 
@@ -137,8 +137,8 @@ class _Outlook:
         end = min(point * self._size, front + step_tokens)
         return self._rates.compute_s(front, end, step_tokens=step_tokens)
 
-    def to_claim(self, tier: Tier, point: int, until_s: float) -> int:
-        """How many blocks of a tier to load from now on, to keep its loads busy ``until_s``."""
+    def to_claim(self, tier: Tier, point: int, step_s: float) -> int:
+        """How many blocks of a tier to load from now on, to keep its loads busy for a step."""
         available = self._num_unclaimed(tier, point)
         under_way = self._lanes[tier].num_blocks
         if not self._rates.knows_computing:
@@ -146,8 +146,11 @@ class _Outlook:
         if not self._rates.knows_loading(tier):
             return 0 if under_way else min(available, PROBE_BLOCKS)
         block_s, _ = self._costs[tier]
+        # A load is answered as a whole: counted so, the tier could run dry in the next step.
+        to_come = self._num_to_come(tier)
+        under_way = to_come if to_come * block_s < step_s else under_way
         # One is being loaded and one waits, however slow they are.
-        wanted = 2 + int(until_s / block_s) if block_s > 0.0 else available
+        wanted = 2 + int((AHEAD_S + step_s) / block_s) if block_s > 0.0 else available
         return min(available, max(wanted - under_way, 0))
 
     def _load_costs(self, tier: Tier, lane: Lane) -> tuple[float, float]:
@@ -163,6 +166,17 @@ class _Outlook:
         positions = self._meeting.unclaimed[tier]
         return len(positions) - bisect_left(positions, point)
 
+    def _num_to_come(self, tier: Tier) -> int:
+        """Blocks under way that are still to come, of the first load as many as are foreseen.
+
+        Where one lags, all of them.
+        """
+        lane, (block_s, _) = self._lanes[tier], self._costs[tier]
+        lags = block_s > self._rates.load_costs(tier)[0]
+        if lags or not lane.head_blocks or block_s <= 0.0:
+            return lane.num_blocks
+        return lane.num_blocks - min(int(lane.head_s / block_s), lane.head_blocks - 1)
+
     def _computing_s(self, point: int) -> float:
         end = min(point * self._size, self._meeting.end_tokens)
         step_tokens = self._work.step_tokens
@@ -174,7 +188,7 @@ class _Outlook:
         for tier, (block_s, load_s) in self._costs.items():
             unclaimed = self._num_unclaimed(tier, point)
             if unclaimed or self._meeting.loading.get(tier):
-                blocks = unclaimed + self._lanes[tier].num_blocks
+                blocks = unclaimed + self._num_to_come(tier)
                 longest_s = max(longest_s, blocks * block_s + (load_s if unclaimed else 0.0))
         return longest_s
 

@@ -62,11 +62,15 @@ def retained_keys(
 def _records(
     sessions: StoppedSessions, head: HeadRecord, stored: StoredBlocks
 ) -> Iterator[BlockRecord]:
-    """Blocks of a session's log, the unfilled one that its last turn left included."""
+    """Blocks of a session's log, the unfilled one that its last turn left included.
+
+    A block that is there without any tenant was public when it was written.
+    """
     chain = TokenChain(
         BlockHash(stored.identity),
         stored.block_size,
         tenant=head.tenant,
+        public=stored,
         token_ids=sessions.tokens_of(head),
     )
     for block in range(len(chain.hashes)):

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.active_turn import ActiveTurn, Phase
 from sessionkv.engine.commits import Commits
+from sessionkv.engine.grammar_desk import GrammarReady
 from sessionkv.engine.loading import Ready
 from sessionkv.engine.messages import (
     CancelTurn,
@@ -88,12 +90,35 @@ class TurnDesk:
         line = self._lines.get(head)
         return len(line.waiting) if line else 0
 
+    def num_of(self, tenant: str) -> int:
+        """Turns of a tenant that run or wait. O(turns)."""
+        return sum(turn.ask.tenant == tenant for turn in self.active.values())
+
+    def num_computing(self, tenant: str) -> int:
+        """Those of them that have been admitted. O(turns)."""
+        return sum(
+            turn.ask.tenant == tenant and turn.sequence is not None and turn.sequence.holds_blocks
+            for turn in self.active.values()
+        )
+
     # From the front --------------------------------------------------------------------------
 
     def submit(self, ask: SubmitTurn, now: float) -> None:
         """Take a turn; :meth:`start` begins it once its session is in memory."""
         deadline_s = None if ask.deadline_s is None else now + ask.deadline_s
-        self.active[ask.turn_id] = ActiveTurn(ask, now, deadline_s)
+        turn = ActiveTurn(ask, now, deadline_s)
+        limit = self._parts.tree.retention.quotas.limits(ask.tenant).turns
+        full = limit is not None and self.num_of(ask.tenant) >= limit
+        self.active[ask.turn_id] = turn
+        if full:
+            error = Overloaded(f"{limit} turns of yours run or wait: your quota", queued=limit)
+            self._leave(turn, TurnDropped(ask.turn_id, error), now)
+        elif ask.sampling.grammar is not None:
+            turn.awaits_grammar = True
+            try:
+                self._parts.grammars.compile(ask.turn_id, ask.sampling, ask.stop_token_ids)
+            except SessionKVError as error:
+                self._leave(turn, TurnDropped(ask.turn_id, error), now)
 
     def start(self, ready: Ready, now: float, wall: float) -> None:
         """Begin a turn, replay it, or refuse it. One that has ended meanwhile is passed over."""
@@ -192,7 +217,12 @@ class TurnDesk:
             raise InvalidRequest("tokens", [], "at least one token")
         hashes = () if parent_id is None else parts.tree.hashes_of(parent_id)
         turn.chain = TokenChain(
-            parts.root, parts.kv.block_size, tenant=ask.tenant, token_ids=prompt, hashes=hashes
+            parts.root,
+            parts.kv.block_size,
+            tenant=ask.tenant,
+            public=parts.tree.retention.quotas.public,
+            token_ids=prompt,
+            hashes=hashes,
         )
         if parent_id is not None:
             unwritten = parts.tree.record(parent_id).num_unwritten_tokens
@@ -206,12 +236,34 @@ class TurnDesk:
             deadline=turn.deadline_s,
             group=(ask.tenant, ask.session or ""),
             use_cache=ask.use_cache,
+            wants_prompt_logprobs=ask.prompt_logprobs,
         )
-        parts.scheduler.add(turn.sequence, now)
-        turn.sequence.accounting.added_at = turn.arrived_s
-        if ask.wants_progress:
-            self._progress.watch(turn.sequence)
+        if turn.awaits_grammar:
+            turn.phase = Phase.COMPILING
+        else:
+            self._add(turn, turn.sequence, now)
+
+    def _add(self, turn: ActiveTurn, sequence: Sequence, now: float) -> None:
+        sequence.constraint = turn.grammar
+        self._parts.scheduler.add(sequence, now)
+        sequence.accounting.added_at = turn.arrived_s
+        if turn.ask.wants_progress:
+            self._progress.watch(sequence)
         turn.phase = Phase.RUNNING
+
+    def compiled(self, message: GrammarReady, now: float) -> None:
+        """A turn's grammar is there, or cannot be had."""
+        turn = self.active.get(message.turn_id)
+        if turn is None:
+            return
+        turn.awaits_grammar, turn.grammar = False, message.grammar
+        try:
+            if message.error is not None:
+                raise message.error
+            if turn.phase is Phase.COMPILING and turn.sequence is not None:
+                self._add(turn, turn.sequence, now)
+        except SessionKVError as error:
+            self._leave(turn, TurnDropped(message.turn_id, error), now)
 
     def stop_at(self, message: StopAt, now: float) -> None:
         """A stop string was found."""
@@ -306,6 +358,7 @@ class TurnDesk:
             node_id=turn.node_id,
             num_prompt_tokens=sequence.num_prompt_tokens,
             cache=cache,
+            prompt_logprobs=sequence.prompt_logprobs,
         )
         self.out.append(turn.finished)
         if not turn.ask.is_kept:
@@ -382,9 +435,19 @@ class TurnDesk:
         if isinstance(answer, TurnCommitted) and turn.finished and turn.node_id is not None:
             self.last_cache.pop(turn.base_id, None)
             self.last_cache[turn.node_id] = turn.finished.cache
+            self._use(turn.node_id, turn.ask.tenant)
         self._expect(turn, head, isinstance(answer, TurnCommitted), now)
         del self._lines[head]
         self._next_in_line(line, head, now)
+
+    def _use(self, node_id: int, tenant: str) -> None:
+        """A session is the last used of its tenant, where that has a quota."""
+        tree = self._parts.tree
+        if tree.retention.quotas.limits(tenant).is_empty:
+            return
+        with suppress(NodeNotFound):  # deleted while its turn was on its way to the journal
+            log = (*tree.kept_hashes_of(node_id), *tree.keys_of(node_id)[-1:])
+            tree.retention.used(log, tenant=tenant)
 
     def _expect(self, turn: ActiveTurn, head: HeadId, committed: bool, now: float) -> None:
         """Whether the session is likely to be back soon is known from how its turn ended."""
@@ -417,8 +480,10 @@ class TurnDesk:
     def _count(
         self, turn: ActiveTurn, answer: TurnCommitted | TurnReplayed | TurnDropped, now: float
     ) -> None:
-        metrics = self._parts.metrics
+        metrics, tenants = self._parts.metrics, self._parts.tenants
         if isinstance(answer, TurnCommitted) and turn.finished is not None:
             metrics.turn_finished(turn.finished, now - turn.arrived_s)
+            tenants.turn_finished(turn.ask.tenant, turn.finished, now - turn.arrived_s)
         elif isinstance(answer, TurnDropped):
             metrics.turn_dropped(answer.error.code)
+            tenants.turn_dropped(turn.ask.tenant, answer.error.code)

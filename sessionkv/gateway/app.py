@@ -13,13 +13,23 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sessionkv.errors import SessionKVError
+from sessionkv.gateway import admin, page_files
+from sessionkv.gateway.anthropic import messages
 from sessionkv.gateway.errors import Problem, invalid_body, problem_response
-from sessionkv.gateway.openai import chat, models
+from sessionkv.gateway.openai import chat, completions, models, responses
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.settings import GatewaySettings
 from sessionkv.gateway.sse import ClientGone
 
-_ROUTERS = (models.router, chat.router)
+_ROUTERS = (
+    models.router,
+    chat.router,
+    completions.router,
+    responses.router,
+    messages.router,
+    admin.router,
+    page_files.router,
+)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:

@@ -1,10 +1,33 @@
-"""Connections to the engine: one for each key that callers show, made when it is first used."""
+"""Who calls: for each key that is shown a connection to the engine, made when it is first used."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 from sessionkv.client import AsyncClient
+from sessionkv.gateway.conversations import Conversations
+from sessionkv.gateway.pieces import Pieces
+
+
+class Caller:
+    """One key's connection and what is known over it.
+
+    Attributes:
+        client: The connection.
+        conversations: Those of clients that keep no session.
+        pieces: What tokens stand for.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        """Own the connection."""
+        self.client = client
+        self.conversations = Conversations(client)
+        self.pieces = Pieces()
+
+    async def close(self) -> None:
+        """Do what is left to be done, then close the connection."""
+        await self.conversations.settle()
+        await self.client.close()
 
 
 class ClientPool:
@@ -20,25 +43,25 @@ class ClientPool:
         """
         self._endpoint = endpoint
         self._most = most
-        self._clients: OrderedDict[str | None, AsyncClient] = OrderedDict()
+        self._callers: OrderedDict[str | None, Caller] = OrderedDict()
 
-    async def get(self, key: str | None) -> AsyncClient:
-        """The connection of a key; None is the one without.
+    async def get(self, key: str | None) -> Caller:
+        """The caller of a key; None is the one without.
 
         Raises:
             ConnectionLost: No engine is there.
         """
-        client = self._clients.get(key)
-        if client is None:
-            client = self._clients[key] = AsyncClient(self._endpoint)
-            if len(self._clients) > self._most:
-                _, oldest = self._clients.popitem(last=False)
+        caller = self._callers.get(key)
+        if caller is None:
+            caller = self._callers[key] = Caller(AsyncClient(self._endpoint))
+            if len(self._callers) > self._most:
+                _, oldest = self._callers.popitem(last=False)
                 await oldest.close()
-        self._clients.move_to_end(key)
-        return client
+        self._callers.move_to_end(key)
+        return caller
 
     async def close(self) -> None:
         """Close all of them."""
-        while self._clients:
-            _, client = self._clients.popitem()
-            await client.close()
+        while self._callers:
+            _, caller = self._callers.popitem()
+            await caller.close()

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sessionkv.errors import InvalidRequest, SessionKVError
+from sessionkv.errors import InvalidRequest, Overloaded, SessionKVError
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,10 @@ _STATUS: Mapping[str, int] = {
     "session_not_found": 404,
     "node_not_found": 404,
     "model_not_found": 404,
+    "previous_response_not_found": 400,
+    "response_not_found": 404,
+    "conversation_not_found": 404,
+    "item_not_found": 404,
     "session_exists": 409,
     "session_differs": 409,
     "session_busy": 409,
@@ -60,6 +64,7 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    529: "overloaded_error",
     504: "timeout_error",
 }
 _RETRY_S = {503: 1.0, 409: 1.0}
@@ -95,11 +100,16 @@ class Problem:
 
     def anthropic(self) -> dict[str, Any]:
         """``{"type": "error", "error": {...}}`` with the figures beside the API's own fields."""
-        kind = _ANTHROPIC_TYPES.get(self.status)
+        kind = _ANTHROPIC_TYPES.get(self._anthropic_status)
         if kind is None:
             kind = "invalid_request_error" if self.status < 500 else "api_error"
         own = {"type": kind, "message": self.message, "code": self.code, "param": self.param}
         return {"type": "error", "error": {**self.details, **own}}
+
+    @property
+    def _anthropic_status(self) -> int:
+        """Of an engine that is full: 429 there means that this caller asks too much."""
+        return 529 if self.code == Overloaded.code else self.status
 
     def body(self, path: str) -> dict[str, Any]:
         """In the shape of the API that a path belongs to."""
@@ -112,7 +122,7 @@ class Problem:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         return Response(
             json.dumps(self.body(path)),  # ASCII: whatever was sent, the answer can be written
-            self.status,
+            self._anthropic_status if path.startswith(ANTHROPIC_PREFIX) else self.status,
             headers,
             media_type="application/json",
         )
@@ -140,10 +150,12 @@ _INTERNAL = frozenset({"endpoint", "directory", "damage", "field", "param"})
 
 
 def _renamed(message: str, param: str | None) -> tuple[str, str | None]:
-    """The wire's ``sampling.x`` is the API's ``x``."""
-    if param is None or not param.startswith("sampling."):
+    """The wire's ``sampling.x`` is the API's ``x``, and its ``tokens`` are a ``prompt``."""
+    if param is None or not param.startswith(("sampling.", "tokens")):
         return message, param
-    name = param.removeprefix("sampling.")
+    name = param.removeprefix("sampling.").replace("tokens[", "prompt[")
+    if name.startswith("grammar"):
+        return message, "response_format"
     return message.replace(param, name, 1), name
 
 
@@ -154,7 +166,7 @@ def refused(param: str, value: object, why: str) -> InvalidRequest:
 
 def invalid_body(problems: Sequence[Mapping[str, Any]]) -> Problem:
     """From what pydantic found: the first of them, named as a client would."""
-    first = problems[0]
+    first = _deepest(problems)
     where = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return Problem(400, "invalid_json", "the body is not JSON that can be read")
@@ -163,6 +175,13 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> Problem:
     return Problem(
         400, "invalid_request", f"{param or 'the body'}: {said}", param if where else None
     )
+
+
+def _deepest(problems: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first problem; of the ways in which a value fits no kind of a union, the nearest miss."""
+    parent = tuple(problems[0]["loc"][:-1])
+    same = [item for item in problems if tuple(item["loc"][: len(parent)]) == parent]
+    return max(same, key=lambda item: len(item["loc"]))
 
 
 def _dotted(loc: Sequence[Any]) -> str:

@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from sessionkv.client import AsyncClient
 from sessionkv.errors import ModelNotFound
-from sessionkv.gateway.clients import ClientPool
+from sessionkv.gateway.clients import Caller, ClientPool
+from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.gateway.settings import GatewaySettings
 
 
@@ -22,11 +23,13 @@ class ServedModel:
         name: As the engine was told; its last part alone names it too.
         max_model_len: Its window, in tokens.
         limits: All bounds that the engine told of.
+        reply_style: How it writes tool calls and reasoning.
     """
 
     name: str
     max_model_len: int
     limits: Mapping[str, Any]
+    reply_style: ReplyStyle
 
     @property
     def id(self) -> str:
@@ -72,14 +75,22 @@ class Services:
         """Leave the engine; what is open ends."""
         await self._clients.close()
 
-    async def client(self, request: Request) -> AsyncClient:
-        """The connection to the engine that a request uses.
+    async def caller(self, request: Request) -> Caller:
+        """Who sends a request.
 
         Raises:
             ConnectionLost: No engine is there.
         """
         del request
         return await self._clients.get(None)
+
+    async def client(self, request: Request) -> AsyncClient:
+        """The connection to the engine that a request uses.
+
+        Raises:
+            ConnectionLost: No engine is there.
+        """
+        return (await self.caller(request)).client
 
     async def model(self) -> ServedModel:
         """What is served. Asked of the engine once.
@@ -88,8 +99,7 @@ class Services:
             ConnectionLost: No engine is there.
         """
         if self._model is None:
-            welcome = await (await self._clients.get(None)).welcome()
-            self._model = ServedModel(
-                welcome.model, welcome.limits.get("max_model_len", 0), welcome.limits
-            )
+            served = await (await self._clients.get(None)).client.served()
+            style = self.settings.reply_style or served.reply_style
+            self._model = ServedModel(served.model, served.max_model_len, served.limits, style)
         return self._model

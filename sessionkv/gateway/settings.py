@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sessionkv.types.reply_style import ReplyStyle
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
@@ -16,6 +18,8 @@ class GatewaySettings:
         endpoint: The engine's socket.
         ping_s: A stream that has had nothing to say for so long says that it lives.
         body_bytes: Largest request body; a larger one is answered with 413.
+        reply_style: How the model writes tool calls and reasoning, where the engine's own finding
+            is to be overruled.
         clients: Most connections to the engine, one for each key; the one used longest ago closes.
     """
 
@@ -23,6 +27,7 @@ class GatewaySettings:
     ping_s: float = 10.0
     body_bytes: int = 32 * 1024**2
     clients: int = 64
+    reply_style: ReplyStyle | None = None
 
     def to_json(self) -> str:
         """One line, for another process."""
@@ -31,4 +36,5 @@ class GatewaySettings:
     @classmethod
     def from_map(cls, values: Mapping[str, Any]) -> GatewaySettings:
         """From :meth:`to_json`'s map."""
-        return cls(**values)
+        style = values.get("reply_style")
+        return cls(**{**values, "reply_style": style and ReplyStyle.from_map(style)})

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sessionkv.client import PromptProgress
 from sessionkv.gateway.errors import Problem, problem_of
 
 T = TypeVar("T")
@@ -30,6 +32,11 @@ def data(value: Any) -> bytes:
 def named(name: str, value: Any) -> bytes:
     """One event with a name, as Anthropic's API and Responses write it."""
     return b"event: " + name.encode() + b"\ndata: " + _dumps(value) + b"\n\n"
+
+
+def progress(done: PromptProgress) -> bytes:
+    """How far a prompt is, as a comment: clients that do not look for it never see it."""
+    return b": progress " + _dumps(asdict(done)) + b"\n\n"
 
 
 def _dumps(value: Any) -> bytes:

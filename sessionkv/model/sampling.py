@@ -4,7 +4,8 @@ Pure arithmetic on one row and that request's own state. The random number of ou
 function of seed and i alone, so neither batch mates nor a preemption can change a draw, and a
 request that is resumed continues exactly. Greedy ties go to the lowest id.
 
-Order: logit bias, penalties, ``min_tokens``, temperature, top-k, top-p, min-p, draw.
+Order: logit bias, penalties, ``min_tokens`` or a mask of tokens, temperature, top-k, top-p, min-p,
+draw.
 """
 
 from __future__ import annotations
@@ -80,8 +81,12 @@ class SamplerState:
         if self._counts is not None:
             self._counts[token_id] += 1
 
-    def process(self, logits: Tensor) -> Tensor:
-        """Bias, penalties and ``min_tokens`` applied to a copy of ``logits`` (``[vocab_size]``)."""
+    def process(self, logits: Tensor, mask: bytes | None = None) -> Tensor:
+        """Bias, penalties and ``min_tokens`` applied to a copy of ``logits`` (``[vocab_size]``).
+
+        Where there is a ``mask`` (see :class:`~sessionkv.types.StepPlan`) it alone says which
+        tokens are left.
+        """
         row = logits.clone()
         params = self.params
         if self._bias is not None:
@@ -93,20 +98,30 @@ class SamplerState:
         if self._counts is not None:
             row -= params.frequency_penalty * self._counts
             row -= params.presence_penalty * (self._counts > 0)
-        if self._stops_are_masked:
+        if mask is not None:
+            row[~unpack_mask(mask, row.shape[0])] = float("-inf")
+        elif self._stops_are_masked:
             row[self._stop_ids] = float("-inf")
         return row
 
 
-def sample(logits: Tensor, state: SamplerState) -> SampledToken:
+def unpack_mask(mask: bytes, vocab_size: int) -> Tensor:
+    """``[vocab_size]`` bool of packed bits: token ``i`` is bit ``i % 8`` of byte ``i // 8``."""
+    packed = torch.frombuffer(bytearray(mask), dtype=torch.uint8)
+    bits = (packed[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    return bits.flatten()[:vocab_size].bool()
+
+
+def sample(logits: Tensor, state: SamplerState, mask: bytes | None = None) -> SampledToken:
     """Choose the next token; the caller appends it to the state.
 
     Args:
         logits: ``[vocab_size]`` fp32, its largest value finite; not changed.
         state: The request's own.
+        mask: The only tokens that may be chosen, where not all may.
     """
     params = state.params
-    row = state.process(logits)
+    row = state.process(logits, mask)
     if params.temperature == 0:
         token_id = int(row.max(0).indices)
     else:

@@ -33,6 +33,7 @@ class TemplateHabits:
         opening: What stands before every reply, after whatever message.
         calling: What a reply's text shows before the name of a tool it calls; ``""`` where that is
             not known, or too short to tell.
+        reads_thoughts: It takes thoughts at the start of a reply's text for what they are.
     """
 
     folds_system: bool = False
@@ -42,6 +43,7 @@ class TemplateHabits:
     closing_token: str = ""
     opening: str = ""
     calling: str = ""
+    reads_thoughts: bool = False
 
 
 class ChatRenderer:

@@ -5,7 +5,9 @@ reply that was sampled here, the sampled ids are taken instead of encoding its t
 give others and so lose the cache. That is done only where the ids spell the template's text at that
 very place, control tokens included, so no other text can slip in. Two things are forgiven, because
 clients change them without meaning to: whitespace at either end of a reply, and how JSON of tool
-calls is written; there the model sees what it saw before.
+calls is written; there the model sees what it saw before. Thoughts that a client left out of a
+stored reply are put back before the template decides about them, where the template reads them out
+of a reply's text.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sessionkv.text.history import StoredMessage, match_history
+from sessionkv.text.history import StoredMessage, match_history, thoughts_of
 from sessionkv.text.messages import Message
 from sessionkv.text.model import TextModel
 from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
+from sessionkv.text.spoken import same_spoken
 from sessionkv.types import MissReason, MissReport
 
 _SHOWN_TOKENS = 16
@@ -65,7 +68,7 @@ def follow_ids(
     Raises:
         TemplateRefused: With the template's own words.
     """
-    raw = text.raw(root, _as_stored(stored, messages))
+    raw = text.raw(root, _as_stored(text, stored, messages))
     places = _places(raw, text.renderer.habits.opening)
     if memory is not None:
         assigned = list(zip(places, memory.take(tenant, raw, places), strict=True))
@@ -75,16 +78,34 @@ def follow_ids(
     return Followed(ids, raw, num_reused, _first_miss(text, ids, messages, stored, log))
 
 
-def _as_stored(stored: Sequence[StoredMessage], messages: Sequence[Message]) -> Sequence[Message]:
-    """Tool calls of messages that agree with the stored ones, in the JSON of the stored ones."""
-    if not any(item.message.tool_calls for item in stored):
+def _as_stored(
+    text: TextModel, stored: Sequence[StoredMessage], messages: Sequence[Message]
+) -> Sequence[Message]:
+    """What agrees with stored messages with what clients lose of them: thoughts, spelling of JSON.
+
+    Thoughts are put back where the template reads them out of a reply's text, so that its own rule
+    decides which of them the model sees.
+    """
+    has_thoughts = text.renderer.habits.reads_thoughts
+    if not has_thoughts and not any(item.message.tool_calls for item in stored):
         return messages
     count = match_history(stored, messages).num_matching
     same = [
-        replace(new, tool_calls=old.message.tool_calls)
+        _restored(new, old, has_thoughts=has_thoughts)
         for old, new in zip(stored, messages[:count], strict=False)
     ]
     return (*same, *messages[count:])
+
+
+def _restored(new: Message, old: StoredMessage, *, has_thoughts: bool) -> Message:
+    if old.message.tool_calls:
+        new = replace(new, tool_calls=old.message.tool_calls)
+    if old.reply_ids is None or not has_thoughts or thoughts_of(new):
+        return new
+    thoughts = thoughts_of(old.message)
+    if not thoughts:
+        return new
+    return replace(new, content=f"{thoughts}\n{new.content or ''}", reasoning=None)
 
 
 def _places(raw: str, opening: str) -> list[int]:
@@ -144,12 +165,19 @@ def _size_of_whole(text: TextModel, reply: Sequence[int], raw: str, place: int) 
     end = raw.find(habits.closing_token, place) if habits.closing_token else -1
     closed = reply[-1:] == (text.closing_id,)
     body = spelled.removesuffix(habits.closing_token) if closed else spelled
-    if end < 0 or raw[place:end].strip() != body.strip():
+    if end < 0 or not _same_reply(raw[place:end], body, habits.calling):
         return None
     if closed:
         return end + len(habits.closing_token) - place
     spaces = len(habits.closing) - len(habits.closing_token)  # they belong to what follows
     return max(end - spaces - place, 0)
+
+
+def _same_reply(rendered: str, said: str, calling: str) -> bool:
+    """Whether the template wrote what was said, but for white space and the JSON of calls."""
+    if rendered.strip() == said.strip():
+        return True
+    return bool(calling) and calling in rendered and same_spoken(rendered, said)
 
 
 def _first_miss(

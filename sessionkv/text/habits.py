@@ -40,6 +40,7 @@ def find_habits(template: ChatTemplate, marks: ControlMarks) -> TemplateHabits:
         closing_token=token,
         opening=_opening(renderer),
         calling=_calling_text(renderer, marks),
+        reads_thoughts=_reads_thoughts(renderer),
     )
 
 
@@ -88,6 +89,25 @@ def _calling_text(renderer: ChatRenderer, marks: ControlMarks) -> str:
         if len(calling) >= _LEAST_CALLING:
             return calling
     return ""
+
+
+def _reads_thoughts(renderer: ChatRenderer) -> bool:
+    """Whether thoughts in a reply's text are the same to it as in a field of their own.
+
+    Tried where templates keep thoughts (in a reply that is followed by a tool's result) and where
+    many drop them.
+    """
+    inside = Message("assistant", f"<think>\nTHOUGHT\n</think>\n\n{REPLY}")
+    beside = Message("assistant", REPLY, reasoning="THOUGHT")
+    calls = _CALLING.tool_calls
+    for after, tool_calls in ((TOOL_RESULT, calls), (USER, ())):
+        one, other = (
+            renderer.try_render((USER, replace(message, tool_calls=tool_calls), after))
+            for message in (inside, beside)
+        )
+        if one is None or other is None or one.split() != other.split():
+            return False
+    return True
 
 
 def _common_suffix(texts: Sequence[str]) -> str:

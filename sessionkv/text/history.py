@@ -1,8 +1,9 @@
 """Compares a history that a client sent again with the one that was stored, message by message.
 
 Equal means: same role; same text but for whitespace at either end; same tool calls, arguments
-compared as parsed JSON; reasoning the same, or absent on one side (as its own field, or as a
-``<think>`` block at the start of the text). Unicode is not normalised. This only says where the
+compared as parsed JSON, also where one side has them in its text as the model wrote them; reasoning
+the same, or absent on one side (as its own field, or as a ``<think>`` block at the start of the
+text). Unicode is not normalised. This only says where the
 histories part; which ids may be reused is decided on rendered text, in
 :mod:`sessionkv.text.follow`.
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sessionkv.text.messages import Message, ToolCall
+from sessionkv.text.spoken import calls_in
 
 _THINK = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _SHOWN_CHARS = 80
@@ -71,6 +73,7 @@ def match_history(stored: Sequence[StoredMessage], incoming: Sequence[Message]) 
 
 def same_message(old: Message, new: Message) -> bool:
     """Whether two messages say the same (see the module)."""
+    old, new = _with_calls(old, new), _with_calls(new, old)
     return (
         old.role == new.role
         and old.name == new.name
@@ -81,13 +84,39 @@ def same_message(old: Message, new: Message) -> bool:
     )
 
 
+def _with_calls(message: Message, other: Message) -> Message:
+    """A reply with its calls in the form and under the ids of the other's, which has them parsed.
+
+    Ids are made for the client when a reply is taken apart; its text has none.
+    """
+    if message.role != "assistant" or message.tool_calls or not other.tool_calls:
+        return message
+    text = message.content or ""
+    thoughts = _THINK.match(text)
+    head = thoughts[0] if thoughts else ""
+    before, calls = calls_in(text[len(head) :])
+    if len(calls) != len(other.tool_calls):
+        return message
+    named = [replace(call, id=its.id) for call, its in zip(calls, other.tool_calls, strict=True)]
+    return replace(message, content=head + before, tool_calls=tuple(named))
+
+
+def thoughts_of(message: Message) -> str:
+    """The thoughts that a reply's text begins with, marks included; empty where it has none."""
+    match = _THINK.match(message.content or "")
+    return match[0] if match else ""
+
+
 def _same_text(old: Message, new: Message) -> bool:
     if None not in (old.reasoning, new.reasoning) and old.reasoning != new.reasoning:
         return False
     a, b = (old.content or "").strip(), (new.content or "").strip()
     if a == b:
         return True
-    if old.role != "assistant" or bool(_THINK.match(a)) == bool(_THINK.match(b)):
+    one, other = _THINK.match(a), _THINK.match(b)
+    if old.role != "assistant" or not (one or other):
+        return False
+    if one and other and one[0].strip() != other[0].strip():
         return False
     return _THINK.sub("", a, count=1).strip() == _THINK.sub("", b, count=1).strip()
 

@@ -159,6 +159,10 @@ class TextModel:
         at = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < size)
         raise InvalidRequest(f"{field}[{at}]", ids[at], f"a token id from 0 to {size - 1}")
 
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """Bytes that each id stands for, control tokens spelled out."""
+        return [self._vocabulary.shown[token_id] for token_id in ids]
+
     def calls_tool(self, reply: str) -> bool:
         """Whether a reply's text holds a tool call as the template writes one. A likely guess."""
         calling = "" if self._renderer is None else self._renderer.habits.calling

@@ -52,6 +52,8 @@ class SequenceStart:
         sampling: Validated; ``seed`` is set (the engine draws one where the user gave none).
         stop_token_ids: Ids that end the turn (EOS ids and the user's); not sampled before
             ``sampling.min_tokens`` outputs, unless ``ignore_eos``.
+        prompt_logprobs: How many log-probabilities of the likeliest tokens are wanted for each
+            token of the prompt but the first, beside its own; None for nothing of it.
     """
 
     seq_id: int
@@ -61,6 +63,17 @@ class SequenceStart:
     num_prompt_tokens: int
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
+    prompt_logprobs: int | None = None
+
+    def predicted(self, step: SequenceStep) -> Sequence[int]:
+        """Tokens of the prompt that the first rows of a step predict, one each, if they are wanted.
+
+        A row says what comes behind it; the last token of the prompt is behind no other row's.
+        """
+        if self.prompt_logprobs is None:
+            return ()
+        end = min(step.start + len(step.token_ids) + 1, self.num_prompt_tokens)
+        return self.token_ids[step.start + 1 : end]
 
 
 class SequenceStep(NamedTuple):
@@ -98,6 +111,10 @@ class StepPlan:
             that start anew in this one.
         freed_block_ids: Device blocks that became free since the last plan and still are; a
             checking runner poisons them, others ignore them.
+        masks: seq_id -> the only tokens that its step may sample, at least one, where not all may.
+            Packed in whole words of 32 bits: token ``i`` is bit ``i % 8`` of byte ``i // 8``.
+            Applied after everything else that changes logits, and instead of what
+            ``sampling.min_tokens`` rules out. None in a plan made ahead.
     """
 
     step_id: int
@@ -106,6 +123,7 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     ends: tuple[int, ...] = ()
     freed_block_ids: tuple[int, ...] = ()
+    masks: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def is_ahead(self) -> bool:
@@ -134,6 +152,10 @@ class TokenLogprob:
     logprob: float
 
 
+PromptLogprobs = Sequence[tuple[int, float]]
+"""Of one token of a prompt: pairs of id and log-probability, plain as there may be very many."""
+
+
 class SampledToken(NamedTuple):
     """One sampled token; ``logprobs`` is the token itself, then the top ones, best first."""
 
@@ -149,6 +171,8 @@ class StepOutput:
         sampled: seq_id -> token, for each step with ``sample`` that succeeded.
         failed: seq_id -> reason, where the result is unusable (such as NaN logits); KV that the
             step wrote for these must not be matched.
+        prompt_logprobs: seq_id -> entries of the tokens that its step predicts
+            (:meth:`SequenceStart.predicted`), each the token itself, then the likeliest.
         computed_s: Seconds that it took by the device's own clock, from the launch or the end of
             the step before on; None where the runner has no such clock.
     """
@@ -156,4 +180,5 @@ class StepOutput:
     step_id: int
     sampled: Mapping[int, SampledToken] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, Sequence[PromptLogprobs]] = field(default_factory=dict)
     computed_s: float | None = field(default=None, compare=False)

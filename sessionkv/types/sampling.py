@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sessionkv.errors import InvalidRequest
+from sessionkv.types.grammars import Grammar, check_grammar
 from sessionkv.types.utf8 import utf8_bytes
 from sessionkv.types.words import number
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**18
+"""Of a whole prompt: some 4 MB on the wire, 7 in the journal, 30 in memory."""
 MAX_LOGIT_BIAS = 1024
 _U64 = 2**64
 
@@ -38,6 +41,9 @@ class SamplingParams:
         min_tokens: Stops (ids and strings) count only from this many tokens on.
         ignore_eos: The model's own end tokens do not end the turn.
         logprobs: None is off; n gives the sampled token's and the n best log-probabilities.
+        grammar: What the reply has to be (:mod:`sessionkv.types.grammars`). Before everything else
+            it decides which tokens may come; end tokens come where the reply may end, also before
+            ``min_tokens`` where nothing else may come.
     """
 
     temperature: float = 1.0
@@ -55,6 +61,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -88,6 +95,10 @@ class SamplingParams:
             )
         self._check_stops()
         self._check_logit_bias()
+        if self.grammar is not None:
+            object.__setattr__(self, "grammar", check_grammar(self.grammar))
+            if self.ignore_eos:
+                raise InvalidRequest("sampling.ignore_eos", True, "false where there is a grammar")
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

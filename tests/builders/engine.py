@@ -33,6 +33,7 @@ from sessionkv.ipc.server import RouterServer
 from sessionkv.store.gates import OPEN_GATES, Gates
 from sessionkv.text.builtin import BYTE_VOCAB_SIZE
 from sessionkv.types import StepPlan
+from sessionkv.types.access import Access
 from tests.builders.checksum import cold_oracle
 
 BLOCK_SIZE = 4
@@ -275,8 +276,8 @@ class SocketEngine:
         return self.building.built.parts
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
-        client = Client(self.endpoint)
+    def client(self, key: str | None = None, *, tenant: str | None = None) -> Iterator[Client]:
+        client = Client(self.endpoint, key=key, tenant=tenant)
         try:
             yield client
         finally:
@@ -291,8 +292,12 @@ def socket_engine(
     gates: Gates = OPEN_GATES,
     gate: Callable[[StepPlan], None] | None = None,
     runner: dict[str, Any] | None = None,
+    access: Access | None = None,
 ) -> Iterator[SocketEngine]:
-    """An engine at ``ipc://folder/e.sock``; arguments as for :func:`open_engine`."""
+    """An engine at ``ipc://folder/e.sock``; arguments as for :func:`open_engine`.
+
+    With ``access`` it asks for keys, and shares what that declares public.
+    """
     config = config or engine_config()
     building = Building(gates=gates, gate=gate, **(runner or {}))
     started = threading.Event()
@@ -303,8 +308,11 @@ def socket_engine(
         try:
             with RouterServer(f"ipc://{folder}/e.sock", config.limits) as server:
                 link = ThreadLink(server)
-                host = link.host = CoreHost(building(config), config, link)
-                loop = SocketLoop(build_front(host.setup), server, link, config.limits)
+                host = link.host = CoreHost(building(config), config, link, access=access)
+                front = build_front(host.setup)
+                link.send(front.to_core)
+                front.to_core.clear()
+                loop = SocketLoop(front, server, link, config.limits)
                 served.append(SocketEngine(server.endpoint, building, loop, host))
                 host.start()
                 started.set()

@@ -23,7 +23,7 @@ from sessionkv import EngineConfig
 from sessionkv.gateway.server import GatewayServer
 from sessionkv.gateway.settings import GatewaySettings
 from sessionkv.store.gates import OPEN_GATES, Gates
-from sessionkv.text.builtin import IM_END
+from sessionkv.text.builtin import IM_END, write_byte_text
 from sessionkv.types import StepPlan
 from tests.builders.engine import SocketEngine, engine_config, socket_engine
 
@@ -116,6 +116,45 @@ def http_engine(
         gateway(engine.endpoint, **settings) as served,
     ):
         yield HttpEngine(served.url, served.http, engine)
+
+
+TOOLS = (
+    "{%- if tools -%}{{ '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif -%}"
+    "{%- set ns = namespace(last=-1) -%}"
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message.role + '\n' -}}"
+    "{%- set content = message.content or '' -%}"
+    "{%- set thoughts = message.reasoning_content or '' -%}"
+    "{%- if message.role == 'assistant' and '</think>' in content -%}"
+    "{%- set thoughts = content.split('</think>')[0].split('<think>')[-1].strip('\n') -%}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') -%}"
+    "{%- endif -%}"
+    "{%- if message.role == 'assistant' and thoughts and loop.index0 > ns.last -%}"
+    "{{- '<think>\n' + thoughts + '\n</think>\n\n' -}}"
+    "{%- endif -%}"
+    "{{- content -}}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "{{- '\n' if content or not loop.first else '' -}}"
+    '{{- \'<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' -}}'
+    "{{- call.function.arguments | tojson -}}{{- '}\n</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{{- '<|im_end|>\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+"""ChatML with tools, Hermes calls and thoughts, kept only behind the last user message."""
+
+
+def tools_folder(folder: Path) -> Path:
+    """Text of one token a byte with :data:`TOOLS`, as ``text_dir`` of an engine."""
+    write_byte_text(folder)
+    path = folder / "chat_template.jinja"
+    path.unlink()
+    path.write_text(TOOLS)
+    return folder
 
 
 def replies(*texts: str | bytes) -> Callable[[Sequence[int]], int | None]:

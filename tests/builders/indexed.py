@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sessionkv.kernels.attention_parts import gather_kv_layer
 from sessionkv.kernels.block_copies import copy_block_slots, gather_blocks, scatter_blocks
-from sessionkv.kernels.logit_changes import add_at, count_tokens, penalise
+from sessionkv.kernels.logit_changes import add_at, count_tokens, mask_tokens, penalise
 from sessionkv.kernels.paged_decode import paged_decode
 from sessionkv.kernels.paged_prefill import paged_prefill
 from sessionkv.kernels.rotary_store import rotate_and_store
@@ -131,6 +131,11 @@ def _count(device: torch.device, *, row: int = 0, token: int = 0) -> None:
     count_tokens(history, history_rows=rows, token_ids=tokens)
 
 
+def _mask(row: int, device: torch.device) -> None:
+    masks = _ints(*[1] * ROWS * 3, device=device).view(ROWS, 3)
+    mask_tokens(torch.ones((1, VOCAB), device=device), masks, mask_rows=_ints(row, device=device))
+
+
 _BLOCK, _TOKEN = "a block is not in the pool", "a token is not in the vocabulary"
 _BLOCK_IDS, _TOKEN_IDS, _ROW_IDS = (0, BLOCKS - 1), (0, VOCAB - 1), (-1, ROWS - 1)
 _HISTORY = "a row is not one of the histories"
@@ -164,6 +169,7 @@ INDEXED = {
     ),
     "token of logits": Indexed(lambda i, on: _add(on, token=i), _TOKEN_IDS, _TOKEN),
     "penalised row": Indexed(_penalise, _ROW_IDS, _HISTORY),
+    "masked row": Indexed(_mask, _ROW_IDS, "a row is not one of the masks"),
     "counted row": Indexed(lambda i, on: _count(on, row=i), _ROW_IDS, _HISTORY),
     "counted token": Indexed(lambda i, on: _count(on, token=i), _TOKEN_IDS, _TOKEN),
 }

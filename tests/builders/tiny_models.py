@@ -170,6 +170,7 @@ def start(
     num_prompt: int | None = None,
     sampling: SamplingParams | None = None,
     stop_token_ids: frozenset[int] = frozenset({2}),
+    prompt_logprobs: int | None = None,
 ) -> SequenceStart:
     """A start, greedy unless said otherwise."""
     return SequenceStart(
@@ -180,6 +181,7 @@ def start(
         num_prompt_tokens=len(token_ids) if num_prompt is None else num_prompt,
         sampling=sampling or SamplingParams(temperature=0.0),
         stop_token_ids=stop_token_ids,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sessionkv.cache.chain import TokenChain
+from sessionkv.cache.chain import TokenChain, public_hashes
 from sessionkv.cache.identity import KVIdentity
 from sessionkv.types import KVGeometry
 from tests.builders.kv_world import B, T, World
@@ -12,7 +12,8 @@ IDENTITY = KVIdentity("w", KVGeometry(1, 1, 8, B, "float32", 4), rope="plain", n
 
 def first_key(*, adapter: str = "", tenant: str = "", public_tokens: int = 0) -> bytes:
     root = replace(IDENTITY, adapter=adapter).root_hash()
-    chain = TokenChain(root, B, tenant=tenant, public_tokens=public_tokens, token_ids=T(8))
+    public = frozenset(public_hashes(root, B, T(8)[:public_tokens]))
+    chain = TokenChain(root, B, tenant=tenant, public=public, token_ids=T(8))
     return chain.hashes[0]
 
 

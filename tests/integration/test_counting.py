@@ -94,3 +94,10 @@ def test_both_clients_over_a_socket(tmp_path: Path) -> None:
                 return await other.served(), await other.count(messages=MESSAGES)
 
         assert asyncio.run(ask()) == (found, counted)
+
+
+def test_pieces_are_the_bytes_of_tokens_with_control_tokens_spelled_out() -> None:
+    with open_engine() as engine:
+        assert engine.pieces([65, 0xE3, 258]) == [b"A", b"\xe3", b"<|im_end|>"]
+        with pytest.raises(InvalidRequest, match=r"tokens\[1\]"):
+            engine.pieces([65, 259])

@@ -12,6 +12,7 @@ from sessionkv.engine.gpu.sampling import ExtraSampling
 from sessionkv.kernels.sampling import SamplingRows, sample_tokens
 from sessionkv.model.sampling import SamplerState, sample
 from sessionkv.types import SamplingParams, SequenceStart
+from tests.builders.masks import packed
 
 VOCAB = 70
 STOPS = frozenset({11, 12, 10**6})
@@ -59,12 +60,13 @@ class Both:
         self.extras.end(seq_id)
         del self.states[seq_id]
 
-    def step(self, *seq_ids: int) -> FetchedResults:
+    def step(self, *seq_ids: int, masks: dict[int, bytes] | None = None) -> FetchedResults:
         """Random logits for these rows; what was sampled has been compared."""
+        masks = masks or {}
         logits = torch.randn(len(seq_ids), VOCAB, generator=self.generator) * 3
         logits = logits.bfloat16()
         states = [self.states[seq_id] for seq_id in seq_ids]
-        extra = self.extras.prepare(seq_ids)
+        extra = self.extras.prepare(seq_ids, masks)
         here = self.results.logits[: len(seq_ids)].copy_(logits)
         sampling = self._rows(states)
         self.results.begin()
@@ -74,7 +76,10 @@ class Both:
         assert torch.equal(here.cpu(), logits)
         wanted = {} if extra is None else extra.num_likeliest
         fetched = self.results.send(1, num_samples=len(seq_ids), num_asked=len(wanted))()
-        tokens = [sample(row.float(), s) for row, s in zip(logits, states, strict=True)]
+        tokens = [
+            sample(row.float(), state, masks.get(seq_id))
+            for row, state, seq_id in zip(logits, states, seq_ids, strict=True)
+        ]
         assert fetched.token_ids == [token.token_id for token in tokens]
         assert not any(fetched.bad)
         assert [*wanted] == [row for row, token in enumerate(tokens) if token.logprobs]
@@ -120,6 +125,31 @@ def test_rows_in_any_mixture_equal_the_host(device: torch.device) -> None:
     for _ in range(3):
         rng.shuffle(order)
         both.step(*order[:6])
+
+
+def test_masks_decide_whatever_else_changes_a_row(device: torch.device) -> None:
+    """New ones with each step, for some of the rows, and before ``min_tokens`` too."""
+    both, rng = Both(device), random.Random(4)
+    with_masks = set()
+    for seq_id in range(MANY):
+        kind = dict(KINDS[seq_id % len(KINDS)])
+        if seq_id % 3 != 1 and not kind.get("ignore_eos"):
+            kind["grammar"] = {"regex": "a"}
+            with_masks.add(seq_id)
+        both.start(seq_id, params(kind, seq_id))
+    order = list(range(MANY))
+    for count in (MANY, 5):
+        rng.shuffle(order)
+        rows = order[:count]
+        masks = {
+            seq_id: packed(rng.sample(range(VOCAB), rng.choice((1, 2, 40))), VOCAB)
+            for seq_id in rows
+            if seq_id in with_masks
+        }
+        found = both.step(*rows, masks=masks).token_ids
+        for seq_id, token_id in zip(rows, found, strict=True):
+            if seq_id in masks:
+                assert masks[seq_id][token_id // 8] >> token_id % 8 & 1
 
 
 def test_what_is_uploaded_is_kept_while_it_stays_the_same(device: torch.device) -> None:

@@ -76,16 +76,23 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
 
 
 def test_the_largest_steps_are_at_the_end_of_the_window() -> None:
-    many, singles = largest_steps(StepBudget(64, 32), max_len=200, block_size=16, max_running=20)
+    many, singles = largest_steps(
+        StepBudget(64, 32), max_len=200, block_size=16, max_running=20, vocab_size=70
+    )
     assert spans(many) == [(0, 136, 200)]
     assert spans(singles) == [(i, 199, 200) for i in range(1, 17)]
     assert singles.ends == (0,)
+    assert singles.masks == {i: b"\xff" * 12 for i in range(1, 17)}
     assert len(many.starts[0].block_ids) == 13
-    several, few = largest_steps(StepBudget(64, 32), max_len=24, block_size=16, max_running=5)
+    several, few = largest_steps(
+        StepBudget(64, 32), max_len=24, block_size=16, max_running=5, vocab_size=70
+    )
     assert spans(several) == [(0, 0, 24), (1, 0, 24), (2, 8, 24)]
     assert spans(few) == [(i, 23, 24) for i in range(3, 8)]
     assert few.ends == (0, 1, 2)
-    cut, _ = largest_steps(StepBudget(64, 32), max_len=16, block_size=16, max_running=2)
+    cut, _ = largest_steps(
+        StepBudget(64, 32), max_len=16, block_size=16, max_running=2, vocab_size=70
+    )
     assert spans(cut) == [(0, 0, 16), (1, 0, 16)]
 
 

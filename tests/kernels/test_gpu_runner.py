@@ -13,7 +13,16 @@ from sessionkv.model.gpu_decoder import GpuDecoder
 from sessionkv.model.prepare import PreparedModel
 from sessionkv.model.weights import WeightFiles
 from sessionkv.types import BlockCopy, SamplingParams, StepOutput
-from tests.builders.tiny_models import Driver, make_runner, prepare_tiny, start, step, tokens
+from tests.builders.masks import packed
+from tests.builders.tiny_models import (
+    VOCAB,
+    Driver,
+    make_runner,
+    prepare_tiny,
+    start,
+    step,
+    tokens,
+)
 
 B = 8
 BLOCKS = 32
@@ -187,6 +196,51 @@ def test_log_probabilities_equal_the_cpus(qwen: PreparedModel, device: torch.dev
             assert got.logprob == pytest.approx(wanted.logprob, abs=1e-4)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_log_probabilities_of_prompts_equal_the_cpus(
+    qwen: PreparedModel, device: torch.device, count: int
+) -> None:
+    """In chunks, one of them of one token, beside one that decodes and one that does not ask."""
+    long, short, other = tokens(21, 4), tokens(3, 5), tokens(4, 6)
+
+    def run(runner: GpuRunner | ModelRunner) -> list[StepOutput]:
+        run = Driver(runner).run
+        starts = [
+            start(1, long, [1, 2, 3], prompt_logprobs=count),
+            start(2, short, [4], prompt_logprobs=count),
+            start(3, other, [5]),
+        ]
+        first = run(
+            starts=starts,
+            steps=[
+                step(1, 0, long[:1]),
+                step(2, 0, short, sample=True),
+                step(3, 0, other, sample=True),
+            ],
+        )
+        last = [first.sampled[seq_id].token_id for seq_id in (2, 3)]
+        second = run(
+            steps=[
+                step(1, 1, long[1:], sample=True),
+                step(2, 3, last[:1], sample=True),
+                step(3, 4, last[1:], sample=True),
+            ]
+        )
+        return [first, second]
+
+    found, expected = run(gpu_runner(qwen, device)), run(make_runner(qwen, block_size=B))
+    assert ids(found) == ids(expected)
+    for ours, cpus in zip(found, expected, strict=True):
+        assert ours.prompt_logprobs.keys() == cpus.prompt_logprobs.keys()
+        for seq_id, entries in cpus.prompt_logprobs.items():
+            for got, wanted in zip(ours.prompt_logprobs[seq_id], entries, strict=True):
+                assert [i for i, _ in got] == [i for i, _ in wanted]
+                assert [x for _, x in got] == pytest.approx([x for _, x in wanted], abs=1e-4)
+    assert [{i: len(e) for i, e in o.prompt_logprobs.items()} for o in found] == [
+        {1: 1, 2: 2}, {1: 19},
+    ]  # fmt: skip
+
+
 def test_extras_of_some_leave_the_others_as_they_are(
     qwen: PreparedModel, device: torch.device
 ) -> None:
@@ -212,6 +266,38 @@ def test_extras_of_some_leave_the_others_as_they_are(
     assert changed[0] == 42
     assert changed[1] != 42
     assert [[len(o.sampled[i].logprobs) for i in range(3)] for o in found] == [[3, 0, 0]] * 2
+
+
+@ways("small", "large")
+@pytest.mark.usefixtures("way")
+def test_masks_are_kept_to_as_on_the_cpu(qwen: PreparedModel, device: torch.device) -> None:
+    prompt = tokens(3, 4)
+    kinds = [{"temperature": 0.0}, {"temperature": 2.0, "seed": 5}, {"temperature": 0.0}]
+    grammar = {"regex": "a"}
+
+    def run(runner: GpuRunner | ModelRunner) -> list[StepOutput]:
+        """Two of three have masks, other ones with each step."""
+        params = [
+            SamplingParams(**kind, grammar=grammar if i else None) for i, kind in enumerate(kinds)
+        ]
+        driver = Driver(runner)
+        starts = [start(i, prompt, sampling=p) for i, p in enumerate(params)]
+        steps = [step(i, 0, prompt, [i], sample=True) for i in range(3)]
+        outputs = []
+        for number in range(3):
+            masks = {1: packed(range(number, VOCAB, 7), VOCAB), 2: packed([9 + number], VOCAB)}
+            outputs.append(driver.run(starts=starts, steps=steps, masks=masks))
+            last = [outputs[-1].sampled[i].token_id for i in range(3)]
+            starts, steps = (
+                [],
+                [step(i, 3 + number, last[i : i + 1], sample=True) for i in range(3)],
+            )
+        return outputs
+
+    found = ids(run(gpu_runner(qwen, device)))
+    assert found == ids(run(make_runner(qwen, block_size=B)))
+    assert [output[2] for output in found] == [9, 10, 11]
+    assert [output[1] % 7 for output in found] == [0, 1, 2]
 
 
 @ways("small", "large")

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from sessionkv.kernels.logit_changes import add_at, count_tokens, penalise, start_history
+from sessionkv.kernels.logit_changes import (
+    add_at,
+    count_tokens,
+    mask_tokens,
+    penalise,
+    start_history,
+)
 from sessionkv.model.sampling import SamplerState
 from sessionkv.types import SamplingParams
+from tests.builders.masks import packed
 
 VOCAB = 70
 PROMPT = [3, 3, 9, 40]
@@ -79,6 +87,24 @@ def test_all_changes_together_equal_the_host(device: torch.device) -> None:
     assert bool((history[[1, 3]] == 99).all())
 
 
+@pytest.mark.parametrize("vocab_size", [70, 4096, 4500])
+def test_masks_rule_out_all_but_their_tokens(vocab_size: int, device: torch.device) -> None:
+    some = [[0], [31, 32, vocab_size - 1], range(vocab_size), range(1, vocab_size, 3)]
+    words = [np.frombuffer(packed(allowed, vocab_size), np.int32) for allowed in some]
+    masks = torch.from_numpy(np.stack(words)).to(device)
+    order = [2, -1, 1, 0, 3, 1]
+    raw = torch.randn(len(order), vocab_size)
+    raw[2, 32] = float("-inf")  # also what was ruled out before
+    logits = raw.to(device, copy=True)
+    mask_tokens(logits, masks, mask_rows=torch.tensor(order, dtype=torch.int32, device=device))
+    expected = raw.clone()
+    for row, mask in enumerate(order):
+        if mask >= 0:
+            ruled_out = sorted({*range(vocab_size)} - {*some[mask]})
+            expected[row, ruled_out] = float("-inf")
+    assert torch.equal(logits.cpu(), expected)
+
+
 def test_counting_equals_starting_with_the_tokens(device: torch.device) -> None:
     history = torch.zeros((3, VOCAB), dtype=torch.int32, device=device)
     start_history(history, 0, prompt=PROMPT, outputs=[])
@@ -96,6 +122,9 @@ def test_nothing_to_change(device: torch.device) -> None:
     logits = random_logits(2).to(device, copy=True)
     none = torch.zeros(0, dtype=torch.int32, device=device)
     add_at(logits, rows=none, token_ids=none.long(), values=none.float())
+    masks = torch.zeros((1, 3), dtype=torch.int32, device=device)
+    mask_tokens(logits, masks, mask_rows=torch.full_like(masks[0, :2], -1))
+    mask_tokens(logits[:0], masks, mask_rows=none)
     count_tokens(none.view(0, VOCAB), history_rows=none, token_ids=none.long())
     assert torch.equal(logits.cpu(), random_logits(2))
 
@@ -122,5 +151,9 @@ def test_wrong_arguments() -> None:
             history_rows=rows,
             **penalties([SamplingParams()] * 2, cpu),
         )
+    with pytest.raises(ValueError, match=r"masks has shape \[2, 2\], not \[any, 3\]"):
+        mask_tokens(logits, rows.repeat(2, 1), mask_rows=rows)
+    with pytest.raises(ValueError, match=r"mask_rows has shape \[1\], not \[2\]"):
+        mask_tokens(logits, rows.new_zeros(2, 3), mask_rows=rows[:1])
     with pytest.raises(ValueError, match="history_rows is torch"):
         count_tokens(history, history_rows=rows.long(), token_ids=rows.long())

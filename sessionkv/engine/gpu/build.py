@@ -131,7 +131,11 @@ def _load(
         )
 
     plans = largest_steps(
-        budget, max_len=max_len, block_size=geometry.block_size, max_running=max_running
+        budget,
+        max_len=max_len,
+        block_size=geometry.block_size,
+        max_running=max_running,
+        vocab_size=spec.vocab_size,
     )
     needed_bytes = _measure(lambda: runner(1, max_len), plans, device)
     memory = plan_memory(
@@ -150,7 +154,7 @@ def _load(
 
 
 def largest_steps(
-    budget: StepBudget, *, max_len: int, block_size: int, max_running: int
+    budget: StepBudget, *, max_len: int, block_size: int, max_running: int, vocab_size: int
 ) -> list[StepPlan]:
     """Steps that take as much memory as any: of the most tokens, and of the most to be sampled.
 
@@ -160,6 +164,7 @@ def largest_steps(
     table = (0,) * -(-max_len // block_size)
     token_ids = [0] * max_len
     sampling = SamplingParams(temperature=1.0, seed=0, presence_penalty=1.0, logprobs=MAX_LOGPROBS)
+    mask = b"\xff" * (-(-vocab_size // 32) * 4)
 
     def step(step_id: int, sizes: Sequence[int], ends: tuple[int, ...]) -> StepPlan:
         first = len(ends)
@@ -171,7 +176,8 @@ def largest_steps(
             SequenceStep(first + i, max_len - n, token_ids[:n], (), sample=True)
             for i, n in enumerate(sizes)
         )
-        return StepPlan(step_id, starts, steps, ends=ends)
+        masks = {start.seq_id: mask for start in starts}
+        return StepPlan(step_id, starts, steps, ends=ends, masks=masks)
 
     whole, rest = divmod(budget.alone, max_len)
     chunks = ([max_len] * whole + [rest] * (rest > 0))[:max_running]

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ from sessionkv.engine.gpu.graphs import (
     size_for,
 )
 from sessionkv.engine.gpu.inputs import StepInputs
+from sessionkv.engine.gpu.prompt_logprobs import PromptScorer
 from sessionkv.engine.gpu.results import FetchedResults, StepResults
 from sessionkv.engine.gpu.sampling import ExtraSampling
 from sessionkv.engine.runner import LaterResult
@@ -45,6 +48,7 @@ from sessionkv.types import (
     StepPlan,
     TokenLogprob,
 )
+from sessionkv.types.plan import PromptLogprobs
 
 _NOT_FINITE = "the model's output is not a finite number"
 
@@ -116,6 +120,7 @@ class GpuRunner:
         self._chunks = StepGraphs(self._compute_chunk, chunks, device)
         self._max_running = max_running
         self._extras = ExtraSampling(max_running, vocab_size=spec.vocab_size, device=device)
+        self._prompts = PromptScorer(decoder, device)
         self._sampled_last: dict[int, int] = {}  # where, by seq_id, the last step leaves a token
         self.memory = GpuCopier(self.pool)
 
@@ -156,6 +161,7 @@ class GpuRunner:
             self._inputs,
             self._results,
             self._extras,
+            self._prompts,
         )
 
     def execute(self, plan: StepPlan) -> StepOutput:
@@ -172,10 +178,12 @@ class GpuRunner:
         for seq_id in plan.ends:
             self._inputs.rows.end(seq_id)
             self._extras.end(seq_id)
+            self._prompts.end(seq_id)
         self._copy(plan.copies)
         for start in plan.starts:
             self._inputs.rows.start(start)
             self._extras.start(start)
+            self._prompts.start(start)
         if not plan.steps:
             return LaterResult(partial(StepOutput, plan.step_id))
         try:
@@ -193,9 +201,14 @@ class GpuRunner:
         prefills = [step for step in plan.steps if len(step.token_ids) > 1]
         steps = [*decodes, *prefills]
         seq_ids = [step.seq_id for step in steps if step.sample]
-        extra = self._extras.prepare(seq_ids)
+        extra = self._extras.prepare(seq_ids, plan.masks)
         first = len(decodes)  # row of the first prefill
-        if not prefills and len(seq_ids) == len(steps):
+        predicted = self._prompts.predicted(steps)
+        prompts: Callable[[], dict[int, list[PromptLogprobs]]] = dict
+        if predicted:
+            hidden = self._compute_all_rows(decodes, prefills, len(seq_ids))
+            prompts = self._prompts.launch(hidden, predicted, _first_rows(steps))
+        elif not prefills and len(seq_ids) == len(steps):
             size = size_for(self.graphs.sizes, len(steps))
             if plan.is_ahead:
                 sources = [self._sampled_last[seq_id] for seq_id in seq_ids]
@@ -231,7 +244,9 @@ class GpuRunner:
             fetched = fetch()
             failed = _failed(decodes, prefills, first, fetched)
             sampled = _sampled(seq_ids, fetched, wanted, failed)
-            return StepOutput(plan.step_id, sampled, failed, fetched.computed_s)
+            return StepOutput(
+                plan.step_id, sampled, failed, prompts(), computed_s=fetched.computed_s
+            )
 
         return LaterResult(result)
 
@@ -268,6 +283,20 @@ class GpuRunner:
         if num_samples:
             self._sample(hidden)
 
+    def _compute_all_rows(
+        self,
+        decodes: Sequence[SequenceStep],
+        prefills: Sequence[SequenceStep],
+        num_samples: int,
+    ) -> Tensor:
+        """As the others, with the last layer of all rows; their hidden states."""
+        batch = replace(self._inputs.fill_mixed(decodes, prefills), sampled=None)
+        hidden, checked = self._decoder.forward(batch, self.pool)
+        self._results.put_unusable(checked)
+        if num_samples:
+            self._sample(hidden[self._inputs.sampled(num_samples)])
+        return hidden
+
     def _sample(self, hidden: Tensor) -> None:
         num_rows = hidden.shape[0]
         logits = self._decoder.logits(hidden, out=self._results.logits[:num_rows])
@@ -277,6 +306,12 @@ class GpuRunner:
         if copies:
             rows = [(copy.src, copy.dst, copy.num_tokens) for copy in copies]
             copy_block_slots(self.pool, torch.tensor(rows, device=self._device))
+
+
+def _first_rows(steps: Sequence[SequenceStep]) -> dict[int, int]:
+    """Where each sequence's rows begin, where there is no padding between them."""
+    rows = accumulate((len(step.token_ids) for step in steps), initial=0)
+    return {step.seq_id: row for step, row in zip(steps, rows, strict=False)}
 
 
 def _failed(

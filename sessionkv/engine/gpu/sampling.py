@@ -1,22 +1,31 @@
 """Sampling that depends on more than logits and common parameters, without leaving the device.
 
-Bias, penalties, end tokens that may not come yet, log-probabilities. A step samples all of its rows
-alike first, as if nobody had asked for any of this, and in its graph where it has one. Then the
-rows of those who did are taken out of the logits, changed and sampled again by themselves. So the
-others' arithmetic and tokens are what they would be without them, and nothing but tokens and
-log-probabilities goes to the host.
+Bias, penalties, end tokens that may not come yet, masks of grammars, log-probabilities. A step
+samples all of its rows alike first, as if nobody had asked for any of this, and in its graph where
+it has one. Then the rows of those who did are taken out of the logits, changed and sampled again by
+themselves. So the others' arithmetic and tokens are what they would be without them, and nothing
+but tokens and log-probabilities goes to the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sessionkv.engine.gpu.buffers import StepBuffers
 from sessionkv.engine.gpu.results import StepResults
-from sessionkv.kernels.logit_changes import add_at, count_tokens, penalise, start_history
+from sessionkv.kernels.logit_changes import (
+    add_at,
+    count_tokens,
+    mask_tokens,
+    penalise,
+    start_history,
+)
 from sessionkv.kernels.logprobs import log_probabilities
 from sessionkv.kernels.sampling import SamplingRows, sample_tokens
 from sessionkv.types import SamplingParams, SequenceStart
@@ -36,7 +45,8 @@ class _Extras:
         num_outputs = len(start.token_ids) - start.num_prompt_tokens
         self.stop_ids: list[int] = []
         self.num_masked = 0  # outputs to come that must not be one of the stop ids
-        if not self.params.ignore_eos:
+        # Where there is a grammar its masks say so.
+        if not self.params.ignore_eos and self.params.grammar is None:
             self.stop_ids = sorted(start.stop_token_ids)
             self.num_masked = max(0, self.params.min_tokens - num_outputs)
 
@@ -45,7 +55,16 @@ class _Extras:
         """Whether it samples like most."""
         params = self.params
         changes = params.logit_bias or self.num_masked or self.history_row is not None
-        return not changes and params.logprobs is None
+        return not changes and params.logprobs is None and params.grammar is None
+
+
+class _Key(NamedTuple):
+    """What is done to one row stays the same while this does."""
+
+    row: int
+    extras: _Extras
+    masks_stops: bool
+    mask_row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,8 @@ class _Part:
     Attributes:
         rows: ``[n]`` int64: which of the step's rows of logits.
         bias, penalties, masked: What changes them, in this order; None where no row has any.
+        mask_rows: ``[n]`` int32: which of the step's masks is theirs, -1 for none; None where no
+            row has one.
         asked: Which of the step's rows want log-probabilities, int64; None where none does.
         num_asked: How many these are.
         num_likeliest: The most that one of them wants beside the sampled token.
@@ -83,9 +104,16 @@ class _Part:
     bias: _Entries | None
     penalties: _Penalties | None
     masked: _Entries | None
+    mask_rows: Tensor | None
     asked: Tensor | None
     num_asked: int
     num_likeliest: int
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether its rows are to be sampled again."""
+        changes = (self.bias, self.penalties, self.masked, self.mask_rows)
+        return any(change is not None for change in changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +141,9 @@ class ExtraSampling:
         self._histories = torch.zeros((max_running, vocab_size), dtype=torch.int32, device=device)
         self._free = list(range(max_running - 1, -1, -1))
         self._sequences: dict[int, _Extras] = {}
-        self._parts: dict[tuple[tuple[int, _Extras, bool], ...], _Part] = {}
+        self._parts: dict[tuple[_Key, ...], _Part] = {}
+        self._num_words = -(-vocab_size // 32)
+        self._masks = StepBuffers({"masks": ("int32", (max_running, self._num_words))}, device)
 
     def start(self, start: SequenceStart) -> None:
         """Note what a sequence asks for, which for most is nothing.
@@ -136,11 +166,14 @@ class ExtraSampling:
         if extras is not None and extras.history_row is not None:
             self._free.append(extras.history_row)
 
-    def prepare(self, seq_ids: Sequence[int]) -> ExtraRows | None:
+    def prepare(
+        self, seq_ids: Sequence[int], masks: Mapping[int, bytes] | None = None
+    ) -> ExtraRows | None:
         """Find the rows with extras, before the step is launched: uploads wait for nothing then.
 
         Args:
             seq_ids: The sequences that sample, in the order of the step's rows of logits.
+            masks: Of the step's plan. They are uploaded with every step.
 
         Returns:
             None where there are none. What is uploaded is kept for as long as it stays the same.
@@ -152,11 +185,16 @@ class ExtraSampling:
             for row, seq_id in enumerate(seq_ids)
             if (extras := self._sequences.get(seq_id)) is not None
         ]
+        places = self._upload_masks([masks.get(seq_ids[row]) for row, _ in found]) if masks else {}
         parts = {}
         for first in range(0, len(found), ROWS_AT_ONCE):
             some = found[first : first + ROWS_AT_ONCE]
-            key = tuple((row, extras, extras.num_masked > 0) for row, extras in some)
-            parts[key] = self._parts.get(key) or self._upload(some)
+            mask_rows = [places.get(first + at, -1) for at in range(len(some))]
+            key = tuple(
+                _Key(row, extras, extras.num_masked > 0, mask_row)
+                for (row, extras), mask_row in zip(some, mask_rows, strict=True)
+            )
+            parts[key] = self._parts.get(key) or self._upload(some, mask_rows)
         self._parts = parts
         wanted = {row: n for row, e in found if (n := e.params.logprobs) is not None}
         return ExtraRows([*parts.values()], [extras for _, extras in found], wanted)
@@ -174,7 +212,7 @@ class ExtraSampling:
         """
         num_asked = 0
         for part in extra.parts:
-            if part.bias is not None or part.penalties is not None or part.masked is not None:
+            if part.changes_logits:
                 self._resample(part, logits, sampling, results)
             if part.asked is not None:
                 ids, values = log_probabilities(
@@ -201,6 +239,8 @@ class ExtraSampling:
                 frequency=penalties.frequency,
             )
         _add(changed, part.masked)
+        if part.mask_rows is not None:
+            mask_tokens(changed, self._masks.device["masks"], mask_rows=part.mask_rows)
         theirs = SamplingRows(*(getattr(sampling, item.name)[rows] for item in fields(sampling)))
         # Whether a row is usable was said of its raw logits: all ids may be masked on purpose.
         token_ids, _ = sample_tokens(changed, theirs)
@@ -210,7 +250,18 @@ class ExtraSampling:
 
     # -- what is uploaded when the batch changes --------------------------------------------------
 
-    def _upload(self, some: Sequence[tuple[int, _Extras]]) -> _Part:
+    def _upload_masks(self, masks: Sequence[bytes | None]) -> dict[int, int]:
+        """Of rows with extras, in their order; where those that have one find it."""
+        self._masks.turn()
+        host, places = self._masks.host["masks"], dict[int, int]()
+        for at, mask in enumerate(masks):
+            if mask is not None:
+                host[len(places)] = np.frombuffer(mask, np.int32)
+                places[at] = len(places)
+        self._masks.upload_start("masks", len(places) * self._num_words)
+        return places
+
+    def _upload(self, some: Sequence[tuple[int, _Extras]], mask_rows: Sequence[int]) -> _Part:
         """Lists of what is done to these rows; those of a part count from 0."""
         bias = [
             (row, token_id, value)
@@ -229,6 +280,7 @@ class ExtraSampling:
             bias=self._entries(bias),
             penalties=self._penalties([extras for _, extras in some]),
             masked=self._entries(masked),
+            mask_rows=self._tensor(mask_rows, torch.int32) if max(mask_rows) >= 0 else None,
             asked=self._tensor(asked, torch.int64) if asked else None,
             num_asked=len(asked),
             num_likeliest=min(max(asked.values(), default=0), self._vocab_size),

@@ -93,7 +93,7 @@ class Admitter:
     def entered(self, sequence: Sequence, now: float) -> None:
         """A sequence came into the queue; ask the store where its chain leaves RAM."""
         self._queue_version += 1
-        if sequence.use_cache:
+        if sequence.reads_cache:
             sequence.ram_tokens = self._whole_blocks(sequence)
             self._look_up(sequence, now)
 
@@ -101,7 +101,7 @@ class Admitter:
         """A sequence that held blocks is back in the queue."""
         self._queue_version += 1
         self.room_changed()
-        sequence.ram_tokens = self._whole_blocks(sequence) if sequence.use_cache else 0
+        sequence.ram_tokens = self._whole_blocks(sequence) if sequence.reads_cache else 0
 
     def left(self, sequence: Sequence) -> None:
         """It is out of the queue, admitted or not."""
@@ -286,7 +286,7 @@ class Admitter:
 
     def _put_off(self, sequence: Sequence, match: Match, now: float, step_id: int) -> Tried | None:
         """Whether it had better wait, for others or for what the store says."""
-        if sequence.use_cache and self._should_wait(sequence, match, step_id):
+        if sequence.reads_cache and self._should_wait(sequence, match, step_id):
             self._waiters.add(sequence.seq_id)
             return Tried.WAITS
         return Tried.WAITS if self._asks_again(sequence, match, now) else None
@@ -326,7 +326,7 @@ class Admitter:
 
     def _asks_again(self, sequence: Sequence, match: Match, now: float) -> bool:
         """Ask disk anew where memory has lost some of the prompt since: each time there is less."""
-        if not sequence.use_cache:
+        if not sequence.reads_cache:
             return False
         lost = match.num_tokens < sequence.ram_tokens
         if lost:
@@ -334,7 +334,7 @@ class Admitter:
         return (lost or match.moved_down_at > sequence.asked_at) and self._look_up(sequence, now)
 
     def _match(self, sequence: Sequence) -> Match:
-        if not sequence.use_cache:
+        if not sequence.reads_cache:
             return _NOTHING_CACHED
         # What a disk that hangs were to load would keep its blocks from everybody.
         receipt = None if self._desk.disk_is_late else sequence.receipt

@@ -109,6 +109,14 @@ class Batch:
         self.sequences += sequences
         self._num_decodes = len(sequences)
 
+    def masks(self) -> dict[int, bytes]:
+        """What those may sample that have a constraint and sample in this step."""
+        return {
+            step.seq_id: sequence.constraint.mask
+            for sequence, step in zip(self.sequences, self.steps, strict=True)
+            if sequence.constraint is not None and step.sample
+        }
+
     def leaves(self, sequence: Sequence) -> bool:
         """Whether a prompt is left to the next step, as all after it are then.
 
@@ -177,6 +185,7 @@ class Batch:
                 sequence.num_prompt_tokens,
                 sequence.sampling,
                 sequence.stop_token_ids,
+                sequence.wants_prompt_logprobs,
             )
         )
         self.copies.extend(sequence.copies)

@@ -29,6 +29,8 @@ class Landing:
         events: list[SequenceEvent] = []
         spoiled = self._roll_back(sequences, output, events) if output.failed else ()
         sampled, is_ahead = output.sampled, plan.is_ahead
+        if output.prompt_logprobs:
+            self._keep_prompt_logprobs(plan, sequences, output, spoiled)
         for sequence, step in zip(sequences, plan.steps, strict=True):
             seq_id, start, token_ids, _, samples = step
             if seq_id in spoiled:
@@ -55,6 +57,18 @@ class Landing:
                 events.append(self._life.finish(sequence, None))
         self._kv.unstage()
         return events
+
+    def _keep_prompt_logprobs(
+        self,
+        plan: StepPlan,
+        sequences: list[Sequence],
+        output: StepOutput,
+        spoiled: Collection[int],
+    ) -> None:
+        for sequence, step in zip(sequences, plan.steps, strict=True):
+            entries = output.prompt_logprobs.get(step.seq_id)
+            if entries and step.seq_id not in spoiled:
+                sequence.add_prompt_logprobs(step.start, entries)
 
     def fail(self, sequences: list[Sequence], error: BaseException) -> list[SequenceEvent]:
         """Take in a plan that raised; see ``Scheduler.fail_step``."""
@@ -100,11 +114,16 @@ class Landing:
         limit = sequence.max_output_tokens
         if num_output > limit:
             return self._life.finish(sequence, None)
-        if token_id in sequence.stop_token_ids and num_output >= sequence.sampling.min_tokens:
+        constraint = sequence.constraint
+        # A constraint that lets an end token come before min_tokens lets nothing else come.
+        may_stop = num_output >= sequence.sampling.min_tokens or constraint is not None
+        if may_stop and token_id in sequence.stop_token_ids:
             sequence.end_reason = FinishReason.STOP
             return self._life.finish(sequence, token, token_id)
         if num_output == limit:
             return self._life.finish(sequence, token)
+        if constraint is not None and (reason := constraint.advance(token_id)) is not None:
+            return self._life.fail(sequence, reason)
         return SequenceEvent(sequence.seq_id, token, num_output)
 
     def _landed(self, sequence: Sequence) -> bool:

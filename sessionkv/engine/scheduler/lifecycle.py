@@ -37,6 +37,7 @@ class Lifecycle:
         running: Those that hold blocks and have not finished, first in rank first.
         queue: Those that hold none.
         num_unreleased: Finished ones that still hold blocks.
+        num_constrained: Those known that have a constraint.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Lifecycle:
             kv, queue=self.queue, desk=desk, sequences=self.sequences, patience_s=patience_s
         )
         self.num_unreleased = 0
+        self.num_constrained = 0
         self._shares = FairShares()
         self._ends: list[int] = []
         self._deadlines: list[tuple[float, int]] = []
@@ -70,6 +72,7 @@ class Lifecycle:
         sequence.arrival = self._num_entered
         sequence.share = self._shares.join(sequence.group)
         self.sequences[sequence.seq_id] = sequence
+        self.num_constrained += sequence.constraint is not None
         self.queue.add(sequence)
         self.admitter.entered(sequence, now)
         if sequence.deadline is not None:
@@ -215,6 +218,7 @@ class Lifecycle:
 
     def _forget(self, sequence: Sequence) -> None:
         del self.sequences[sequence.seq_id]
+        self.num_constrained -= sequence.constraint is not None
         self._shares.leave(sequence.share)
         self._give_back_receipt(sequence)
         self._trim_deadlines()

@@ -398,10 +398,10 @@ class Scheduler:
 
         Only where it is certain that this step would otherwise be the same: nobody could be
         admitted, and all that run decode, have room, and are in flight, or only wait for their
-        loads. Those that end with the
-        token in flight by their limit are left out; one that ends otherwise is computed for
-        nothing. None where that is not so: the step is then planned by :meth:`schedule`, when the
-        one in flight was committed.
+        loads; and which tokens may come next does not depend on those in flight. Those that end
+        with the token in flight by their limit are left out; one that ends otherwise is computed
+        for nothing. None where that is not so: the step is then planned by :meth:`schedule`, when
+        the one in flight was committed.
 
         Raises:
             RuntimeError: Not exactly one plan is in flight.
@@ -409,7 +409,7 @@ class Scheduler:
         if len(self._in_flight) != 1:
             raise RuntimeError(f"{len(self._in_flight)} plans are in flight")
         self._admitter.end_lookups(now)
-        if self._might_admit():
+        if self._might_admit() or self._awaits_token():
             return None
         going_on = continued(self._life.running, self._reserve)
         if going_on is None:
@@ -427,6 +427,13 @@ class Scheduler:
         is_due = self._step_id % _RETRY_STEPS == 0
         return is_due or not self._admitter.is_settled(self._step_id)
 
+    def _awaits_token(self) -> bool:
+        """Whether the token in flight decides which ones may follow it."""
+        return self._life.num_constrained > 0 and any(
+            sequence.constraint is not None and sequence.num_in_flight
+            for sequence in self._life.running
+        )
+
     def _plan(self, batch: Batch) -> StepPlan | None:
         if not batch.steps:
             return None
@@ -438,6 +445,7 @@ class Scheduler:
             tuple(batch.copies),
             self._life.take_ends(),
             self._kv.take_freed(),
+            batch.masks() if self._life.num_constrained else {},
         )
         self._in_flight.append((plan, batch))
         return plan

@@ -10,7 +10,7 @@ import enum
 import sys
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sessionkv.engine.scheduler.fairness import Share
 from sessionkv.engine.scheduler.kv import Chain
@@ -26,6 +26,7 @@ from sessionkv.types import (
     SamplingParams,
     Tier,
 )
+from sessionkv.types.plan import PromptLogprobs
 
 UNBOUNDED = sys.maxsize
 
@@ -41,6 +42,23 @@ class SequenceState(enum.Enum):
 
 
 _GOING_ON = (SequenceState.RUNNING, SequenceState.FETCHING)
+
+
+class Constraint(Protocol):
+    """Says which tokens a sequence may sample next, from what it sampled before.
+
+    Attributes:
+        mask: Packed bits, token ``i`` is bit ``i % 8`` of byte ``i // 8``.
+    """
+
+    @property
+    def mask(self) -> bytes:
+        """Of the next token."""
+        ...
+
+    def advance(self, token_id: int) -> str | None:
+        """The token was sampled; why there can be no next one, None where :attr:`mask` is its."""
+        ...
 
 
 class SequenceEvent(NamedTuple):
@@ -178,6 +196,11 @@ class Sequence:
         deadline: Time of the caller's clock after which ``Scheduler.expired`` names it.
         group: Whom it counts for when tokens are shared out: (tenant, session).
         use_cache: False computes everything and leaves nothing behind.
+        wants_prompt_logprobs: How many, see :class:`~sessionkv.types.SequenceStart`. Such a
+            sequence computes everything and leaves it behind all the same.
+        prompt_logprobs: Those computed so far, from the second token on.
+        constraint: Decides which tokens it may sample. Goes on with each that counts, whatever
+            becomes of its blocks meanwhile; a sequence that has one is not planned ahead.
         disk_was_late: What disk has of it was not waited for any longer.
         found_tokens: Leading tokens of the prompt that the last admission found, in any tier.
         lost: Blocks among them, by position in the table, that could not be loaded, and why.
@@ -200,6 +223,9 @@ class Sequence:
     deadline: float | None = None
     group: tuple[str, str] = ("", "")
     use_cache: bool = True
+    constraint: Constraint | None = None
+    wants_prompt_logprobs: int | None = None
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
     state: SequenceState = SequenceState.WAITING
     accounting: Accounting = field(default_factory=Accounting)
@@ -278,6 +304,15 @@ class Sequence:
     def fills_blocks(self) -> bool:
         """Whether it is on its way through its prompt, so that others may wait for its blocks."""
         return self.goes_on and self.use_cache
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it takes what is cached of its prompt."""
+        return self.use_cache and self.wants_prompt_logprobs is None
+
+    def add_prompt_logprobs(self, start: int, entries: Seq[PromptLogprobs]) -> None:
+        """Take in those of the tokens behind ``start``; what is computed again changes nothing."""
+        self.prompt_logprobs += entries[len(self.prompt_logprobs) - start :]
 
     @property
     def progress(self) -> int:

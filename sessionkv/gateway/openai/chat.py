@@ -6,50 +6,28 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
 
-from sessionkv.client import AsyncClient, TurnResult
-from sessionkv.client.options import GenerateOptions
+from sessionkv.client import StreamEvent, TurnResult
+from sessionkv.client.options import TurnOptions
+from sessionkv.gateway.clients import Caller
+from sessionkv.gateway.conversations import Exchange
+from sessionkv.gateway.errors import refused
+from sessionkv.gateway.keeping import keeping_of
+from sessionkv.gateway.openai.chat_choice import Choice
+from sessionkv.gateway.openai.chat_request import ChatRequest
+from sessionkv.gateway.openai.logprobs import chat_logprobs
 from sessionkv.gateway.openai.sampling import priority_of, sampling_of, tier_of
-from sessionkv.gateway.openai.schema import ChatMessage, Sampling
 from sessionkv.gateway.openai.usage import usage_map
+from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.gateway.reports import extension
-from sessionkv.gateway.services import Services
+from sessionkv.gateway.services import ServedModel, Services
 from sessionkv.gateway.side_by_side import all_of, merged
-from sessionkv.gateway.sse import EventStream, data, unless_gone
+from sessionkv.gateway.sse import EventStream, data, progress, unless_gone
 from sessionkv.types import SamplingParams
-
-
-class ChatRequest(Sampling):
-    """Body of a request."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: int | None = Field(None, description="Most tokens; `max_completion_tokens` wins.")
-    max_completion_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What all parts of one answer repeat."""
-
-    id: str
-    created: int
-    model: str
-    tier: str
-
-    def map(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "service_tier": self.tier,
-            "choices": choices,
-        }
 
 
 def router(services: Services) -> APIRouter:
@@ -61,84 +39,193 @@ def router(services: Services) -> APIRouter:
         """Answer a conversation, at once or as a stream."""
         served = await services.model()
         served.require(body.model)
-        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        wanted = sampling_of(body, max_tokens=most, logprobs=None)
-        client = await services.client(request)
-        answer = _Answer(
-            f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), served.id, tier_of(body)
+        body.check()
+        demand = body.demand()
+        grammar = demand.grammar(served.reply_style)
+        if demand.tools and demand.schema is None and grammar is None:
+            raise refused("tool_choice", "required", "this model's template writes no calls")
+        wanted = sampling_of(
+            body, max_tokens=body.most_tokens, logprobs=body.num_logprobs, grammar=grammar
+        )
+        transcript = body.transcript()
+        keeping = keeping_of(body, transcript, request.headers, max_tokens=body.most_tokens)
+        caller = await services.caller(request)
+        await caller.conversations.load()
+        asked = _Asked(
+            body,
+            caller,
+            served,
+            wanted,
+            [caller.conversations.begin(transcript, keeping) for _ in wanted],
         )
         if body.stream:
-            events = _events(client, body, wanted, answer)
-            return EventStream(events, ping_s=services.settings.ping_s)
-        messages = [message.to_map() for message in body.messages]
-        results = await unless_gone(
-            request,
-            all_of(
-                [
-                    client.generate(messages=messages, **_options(body, sampling))
-                    for sampling in wanted
-                ]
-            ),
-        )
-        return JSONResponse(_whole(answer, results))
+            return EventStream(asked.events(), ping_s=services.settings.ping_s)
+        return JSONResponse(await unless_gone(request, asked.whole()))
 
     return routes
 
 
-def _options(body: ChatRequest, sampling: SamplingParams) -> GenerateOptions:
-    return {"sampling": sampling, "priority": priority_of(body)}
+class _Asked:
+    """One request under way."""
 
-
-def _whole(answer: _Answer, results: Sequence[TurnResult]) -> dict[str, Any]:
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": result.text},
-            "logprobs": None,
-            "finish_reason": result.finish_reason.value,
+    def __init__(
+        self,
+        body: ChatRequest,
+        caller: Caller,
+        served: ServedModel,
+        wanted: Sequence[SamplingParams],
+        exchanges: Sequence[Exchange],
+    ) -> None:
+        self._body = body
+        self._caller = caller
+        self._wanted = wanted
+        self._exchanges = exchanges
+        style = served.reply_style
+        if not body.tools or body.tool_choice == "none":
+            style = style.without_calls()
+        self._choices = [_choice(style, body) for _ in wanted]
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": served.id,
+            "service_tier": tier_of(body),
         }
-        for index, result in enumerate(results)
-    ]
-    value = answer.map("chat.completion", choices)
-    return value | {"usage": usage_map(results), "sessionkv": extension(results)}
 
+    def _options(self, index: int) -> TurnOptions:
+        return {"sampling": self._wanted[index], "priority": priority_of(self._body)}
 
-async def _events(
-    client: AsyncClient, body: ChatRequest, wanted: Sequence[SamplingParams], answer: _Answer
-) -> AsyncGenerator[bytes, None]:
-    messages = [message.to_map() for message in body.messages]
-    streams = [
-        client.stream_generate(messages=messages, **_options(body, sampling)) for sampling in wanted
-    ]
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    begun: set[int] = set()
-    results: list[TurnResult | None] = [None] * len(streams)
+    async def _end(self, index: int, result: TurnResult) -> list[dict[str, Any]]:
+        """The last deltas of an answer; its exchange is kept."""
+        deltas = self._choices[index].end(result)
+        await self._exchanges[index].keep(self._choices[index].message)
+        return deltas
 
-    def chunk(index: int, delta: dict[str, Any], result: TurnResult | None = None) -> bytes:
-        reason = None if result is None else result.finish_reason.value
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-        value = answer.map("chat.completion.chunk", [choice])
-        if with_usage:
+    async def _logprobs(self, event: StreamEvent | TurnResult) -> dict[str, Any] | None:
+        if self._body.num_logprobs is None or event.logprobs is None:
+            return None
+        pieces = await self._caller.pieces.of_logprobs(self._caller.client, event.logprobs)
+        return chat_logprobs(event.logprobs, pieces, tops=self._body.num_logprobs)
+
+    async def _close(self) -> None:
+        for exchange in self._exchanges:
+            await exchange.close()
+
+    # At once ---------------------------------------------------------------------------------
+
+    async def whole(self) -> dict[str, Any]:
+        """The whole answer."""
+        try:
+            results = await all_of(
+                [
+                    exchange.run(**self._options(index))
+                    for index, exchange in enumerate(self._exchanges)
+                ]
+            )
+            choices = [await self._whole_choice(*item) for item in enumerate(results)]
+        finally:
+            await self._close()
+        usage = usage_map(results)
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": usage,
+            "sessionkv": extension(results),
+        }
+
+    async def _whole_choice(self, index: int, result: TurnResult) -> dict[str, Any]:
+        choice = self._choices[index]
+        choice.feed(result.text)
+        await self._end(index, result)
+        return {
+            "index": index,
+            "message": choice.message,
+            "logprobs": await self._logprobs(result),
+            "finish_reason": choice.finish_reason,
+        }
+
+    # As a stream -----------------------------------------------------------------------------
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events; closing the generator ends its turns."""
+        options = self._body.stream_options
+        has_usage = options is not None and bool(options.include_usage)
+        streams = [
+            exchange.stream(**self._options(index))
+            for index, exchange in enumerate(self._exchanges)
+        ]
+        together = merged(streams)
+        results: dict[int, TurnResult] = {}
+        begun: set[int] = set()
+        try:
+            async for index, event in together:
+                if event.progress is not None:
+                    yield progress(event.progress)
+                    continue
+                if index not in begun:
+                    begun.add(index)
+                    yield self._chunk(_Piece(index, {"role": "assistant", "content": ""}))
+                for piece in await self._pieces(index, event):
+                    yield self._chunk(piece)
+                if event.result is not None:
+                    results[index] = event.result
+            ordered = [results[index] for index in sorted(results)]
+            if has_usage:
+                rest = {"usage": usage_map(ordered), "sessionkv": extension(ordered)}
+                yield data({**self._head, "object": "chat.completion.chunk", "choices": [], **rest})
+            yield b"data: [DONE]\n\n"
+        finally:
+            await together.aclose()
+            for stream in streams:
+                await stream.aclose()
+            await self._close()
+
+    async def _pieces(self, index: int, event: StreamEvent) -> list[_Piece]:
+        """What one event tells: its log-probabilities go with the first of it."""
+        deltas = self._choices[index].feed(event.text)
+        if event.result is not None:
+            deltas += await self._end(index, event.result)
+        pieces = [_Piece(index, delta) for delta in deltas]
+        logprobs = await self._logprobs(event)
+        if logprobs is not None and logprobs["content"]:
+            if not pieces:
+                pieces.append(_Piece(index, {}))
+            pieces[0].logprobs = logprobs
+        if event.result is not None:
+            reason = self._choices[index].finish_reason
+            pieces.append(_Piece(index, {}, reason=reason, result=event.result))
+        return pieces
+
+    def _chunk(self, piece: _Piece) -> bytes:
+        value: dict[str, Any] = {
+            **self._head,
+            "object": "chat.completion.chunk",
+            "choices": [
+                {
+                    "index": piece.index,
+                    "delta": piece.delta,
+                    "logprobs": piece.logprobs,
+                    "finish_reason": piece.reason,
+                }
+            ],
+        }
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
             value["usage"] = None
-        if result is not None:
-            value["sessionkv"] = extension([result])
+        if piece.result is not None:
+            value["sessionkv"] = extension([piece.result])
         return data(value)
 
-    try:
-        async for index, event in merged(streams):
-            if index not in begun:
-                begun.add(index)
-                yield chunk(index, {"role": "assistant", "content": ""})
-            if event.text:
-                yield chunk(index, {"content": event.text})
-            if event.result is not None:
-                results[index] = event.result
-                yield chunk(index, {}, event.result)
-        finished = [result for result in results if result is not None]
-        if with_usage:
-            value = answer.map("chat.completion.chunk", [])
-            yield data(value | {"usage": usage_map(finished), "sessionkv": extension(finished)})
-        yield b"data: [DONE]\n\n"
-    finally:
-        for stream in streams:
-            await stream.aclose()
+
+def _choice(style: ReplyStyle, body: ChatRequest) -> Choice:
+    return Choice(style, only_one_call=body.parallel_tool_calls is False)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One chunk to be."""
+
+    index: int
+    delta: dict[str, Any]
+    logprobs: dict[str, Any] | None = None
+    reason: str | None = None
+    result: TurnResult | None = None

@@ -1,4 +1,4 @@
-"""``/v1/models``: the one that is served."""
+"""``/v1/models``: the one that is served, in the words of OpenAI's clients and of Anthropic's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def router(services: Services) -> APIRouter:
         """List the models: one."""
         model = _map(await services.model())
         # Some clients look under `models`.
-        return {"object": "list", "data": [model], "models": [{"slug": model["id"], **model}]}
+        listed = {"object": "list", "data": [model], "models": [{"slug": model["id"], **model}]}
+        return {**listed, "has_more": False, "first_id": model["id"], "last_id": model["id"]}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -34,6 +35,9 @@ def _map(model: ServedModel) -> dict[str, Any]:
     return {
         "id": model.id,
         "object": "model",
+        "type": "model",
+        "display_name": model.id,
+        "created_at": "1970-01-01T00:00:00Z",
         "created": 0,
         "owned_by": "sessionkv",
         "max_model_len": model.max_model_len,

@@ -32,12 +32,13 @@ class ResponseWriter:
         output: The items so far, the last one perhaps still growing.
     """
 
-    def __init__(self, response_id: str, *, seals: bool = False) -> None:
+    def __init__(self, response_id: str, *, seals: bool = False, calls_once: bool = False) -> None:
         """Start before the reply.
 
         Args:
             response_id: Names the items.
             seals: Reasoning also goes out in a form that clients carry as it is.
+            calls_once: What comes behind the first whole call is left out.
         """
         self.output: list[dict[str, Any]] = []
         self._new_id = item_ids(response_id, "o")
@@ -45,6 +46,15 @@ class ResponseWriter:
         self._number = 0
         self._text = ""  # of the open item
         self._is_open = False
+        self._calls_once = calls_once
+
+    @property
+    def is_over(self) -> bool:
+        """The first call is complete, and it was to be the last thing."""
+        return self._calls_once and any(
+            item["type"] == "function_call" and item["status"] == "completed"
+            for item in self.output
+        )
 
     def begin(self, body: Mapping[str, Any]) -> list[Event]:
         """The first events.
@@ -57,7 +67,7 @@ class ResponseWriter:
 
     def feed(self, pieces: Iterable[ReplyEvent]) -> list[Event]:
         """Take what the reply says next."""
-        return [event for piece in pieces for event in self._take(piece)]
+        return [event for piece in pieces if not self.is_over for event in self._take(piece)]
 
     def end(self, *, is_cut: bool) -> list[Event]:
         """The reply is over.
@@ -169,9 +179,10 @@ def output_of(
     *,
     is_cut: bool,
     seals: bool = False,
+    calls_once: bool = False,
 ) -> list[dict[str, Any]]:
     """The items of a whole reply."""
-    writer = ResponseWriter(response_id, seals=seals)
+    writer = ResponseWriter(response_id, seals=seals, calls_once=calls_once)
     writer.feed(pieces)
     writer.end(is_cut=is_cut)
     return writer.output

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
+from sessionkv.types import utf8_bytes
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
@@ -125,12 +126,14 @@ def _string(item: Item, key: str, field: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
         raise InvalidRequest(f"{field}.{key}", value, "a string")
+    utf8_bytes(f"{field}.{key}", value)
     return value
 
 
 def _text(content: object, field: str) -> str:
     """Text of a string or of a list of parts, with nothing between them."""
     if isinstance(content, str):
+        utf8_bytes(field, content)
         return content
     if not isinstance(content, Sequence):
         raise InvalidRequest(field, content, "text, or a list of parts")

@@ -8,6 +8,7 @@ from typing import Any
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.openai.schema import Sampling
 from sessionkv.types import SamplingParams
+from sessionkv.types.grammars import Grammar
 
 _SAME = (
     "temperature",
@@ -26,7 +27,11 @@ PRIORITY = {"flex": -10, "priority": 10}
 
 
 def sampling_of(
-    body: Sampling, *, max_tokens: int | None, logprobs: int | None
+    body: Sampling,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    grammar: Grammar | None = None,
 ) -> list[SamplingParams]:
     """One for each answer that is asked for.
 
@@ -34,12 +39,14 @@ def sampling_of(
         body: The request.
         max_tokens: Most tokens; the two APIs name it differently.
         logprobs: How many likeliest tokens to tell of; None is off.
+        grammar: What each answer has to be.
 
     Raises:
         InvalidRequest: Naming the parameter.
     """
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _bias(body.logit_bias)}
+    given["grammar"] = grammar
     if body.stop:
         given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     first = SamplingParams(**{name: value for name, value in given.items() if value is not None})

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from sessionkv.types.sampling import MAX_STOP_STRINGS
 
 MAX_CHOICES = 16
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 Retention = Literal["in_memory", "in-memory", "24h"]
+
+
+def _whole_characters(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("half_character", "half a character is no text") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole_characters)]
+"""Text that can be written down; what goes to the engine as it is, is checked there."""
 
 
 class Body(BaseModel):
@@ -35,7 +48,7 @@ class StreamOptions(Body):
 class Sampling(Body):
     """Parameters that say how tokens are chosen and when to stop."""
 
-    model: str = Field(description="Name of the served model.")
+    model: Text = Field(description="Name of the served model.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
@@ -55,19 +68,19 @@ class Sampling(Body):
     logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    user: str | None = Field(None, description="Accepted; has no effect.")
+    user: Text | None = Field(None, description="Accepted; has no effect.")
     metadata: dict[str, Any] | None = Field(
         None, description='`sessionkv_helper`: "true" marks a request that nothing is kept of.'
     )
-    session_id: str | None = Field(None, description="Names the conversation.")
-    prompt_cache_key: str | None = Field(None, description="Names the conversation.")
+    session_id: Text | None = Field(None, description="Names the conversation.")
+    prompt_cache_key: Text | None = Field(None, description="Names the conversation.")
     prompt_cache_retention: Retention | None = Field(
         None, description="`24h` keeps the conversation's cache on disk for a day."
     )
     service_tier: ServiceTier | None = Field(
         None, description="`priority` goes before others, `flex` behind them."
     )
-    safety_identifier: str | None = Field(None, description="Accepted; has no effect.")
+    safety_identifier: Text | None = Field(None, description="Accepted; has no effect.")
 
 
 class Part(BaseModel):

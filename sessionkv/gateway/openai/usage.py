@@ -8,19 +8,24 @@ from typing import Any
 from sessionkv.client import TurnResult
 
 
-def usage_map(results: Sequence[TurnResult], *, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """Of all answers to one request: the prompt counts once, as its first answer found it.
+def usage_map(
+    results: Sequence[TurnResult], *, each: int | None = None, reasoning_tokens: int = 0
+) -> dict[str, Any]:
+    """Of all answers to one request: a prompt counts once, as its first answer found it.
 
     Args:
         results: The answers, in order; at least one.
+        each: How many of them answer one prompt; None is all.
         reasoning_tokens: How many of the generated ones are reasoning.
     """
-    prompt = results[0].usage.prompt_tokens
+    firsts = results[:: each or len(results)]
+    prompt = sum(result.usage.prompt_tokens for result in firsts)
     completion = sum(result.usage.completion_tokens for result in results)
+    cached = sum(result.cache.cached_tokens for result in firsts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": results[0].cache.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }

@@ -34,6 +34,7 @@ from sessionkv.types import (
     SamplingParams,
     TokenLogprob,
 )
+from sessionkv.types.access import Access, ApiKey, TenantQuota
 from sessionkv.types.portable import PortableSession
 
 REPORT = CacheReport(
@@ -69,6 +70,8 @@ MESSAGES: tuple[Any, ...] = (
     m.OpenSession(9, "local", "s", None, b"", b"{}", "keep", 5),
     m.ImportSessions(10, "local", (NODE,), (PortableSession("s", 2, "keep", 1.0, 2.0),)),
     m.Call(11, "local", wire.Flush(3)),
+    m.PublicPrefixes(((1, 2), (3,))),
+    m.NewAccess(Access((ApiKey("a", b"d" * 32, "t", True, TenantQuota(1, None, 3, 4)),), ("p",))),
     m.Call(12, "local", wire.Export(4, session="s", nodes=(1, 2))),
     m.Call(13, "local", wire.List(5, prefix="x\ud800")),
     m.Drain(2.5, abandoned=True),

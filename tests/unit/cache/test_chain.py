@@ -3,15 +3,20 @@
 import pytest
 
 from sessionkv.cache import chain as chain_module
-from sessionkv.cache.chain import TokenChain, full_key, partial_key, tenant_parent
+from sessionkv.cache.chain import (
+    TokenChain,
+    full_key,
+    partial_key,
+    public_hashes,
+    tenant_parent,
+)
 from sessionkv.types import BlockHash
 from tests.builders.kv_world import ROOT, B, T
 
 
 def chain(token_ids=(), *, tenant="local", public_tokens=0, hashes=()) -> TokenChain:
-    return TokenChain(
-        ROOT, B, tenant=tenant, public_tokens=public_tokens, token_ids=token_ids, hashes=hashes
-    )
+    public = frozenset(public_hashes(ROOT, B, T(24)[:public_tokens]))
+    return TokenChain(ROOT, B, tenant=tenant, public=public, token_ids=token_ids, hashes=hashes)
 
 
 def test_keys_are_pinned() -> None:
@@ -90,6 +95,43 @@ def test_tenants_share_the_public_blocks_and_no_parent_after_them() -> None:
     assert not set(one.hashes[2:]) & set(other.hashes[2:])
     assert one.parent(2) == tenant_parent(one.hashes[1], "a") != other.parent(2)
     assert [one.starts_domain(block) for block in range(4)] == [True, False, True, False]
+
+
+def test_a_block_is_public_only_while_all_before_it_begins_a_public_prompt() -> None:
+    shared = chain(T(16), public_tokens=12).hashes
+    left = chain([*T(4), *T(4, 40), *T(12)[8:]], public_tokens=12)
+    assert left.hashes[0] == shared[0]
+    assert left.parent(1) == tenant_parent(shared[0], "local")
+    assert left.parent(2) == left.hashes[1]  # the public tokens that follow are not public here
+    assert not set(left.hashes[1:]) & set(shared)
+
+
+def test_a_public_prefix_is_found_however_the_chain_grew() -> None:
+    built = chain(T(16), public_tokens=8)
+    grown = chain(public_tokens=8)
+    for token in T(16):
+        grown.append(token)
+    resumed = chain(T(16), public_tokens=8, hashes=built.hashes[:1])
+    assert grown.hashes == resumed.hashes == built.hashes
+    assert grown.parents(4) == resumed.parents(4) == built.parents(4)
+
+
+def test_hashes_from_before_a_declaration_go_on_as_they_were() -> None:
+    private = chain(T(8))
+    resumed = chain(T(12), public_tokens=12, hashes=private.hashes)
+    assert resumed.hashes == chain(T(12)).hashes
+    assert resumed.parents(3) == chain(T(12)).parents(3)
+
+
+def test_an_unfilled_tail_is_its_tenants_also_inside_a_public_prefix() -> None:
+    one, other = (chain(T(6), tenant=name, public_tokens=12) for name in ("a", "b"))
+    tails = one.tail_record(6), other.tail_record(6)
+    assert tails[0] is not None
+    assert tails[1] is not None
+    assert tails[0].parent == tenant_parent(one.hashes[0], "a")
+    assert tails[0].key != tails[1].key
+    one.extend(T(12)[6:])
+    assert one.parent(1) == one.hashes[0]
 
 
 def test_records_name_key_parent_and_tokens() -> None:

@@ -10,6 +10,7 @@ from sessionkv.engine.model_runner import ModelRunner, kv_fingerprint
 from sessionkv.errors import ConfigError, SessionKVError
 from sessionkv.model.prepare import PreparedModel
 from sessionkv.types import BlockCopy, SamplingParams
+from tests.builders.masks import packed
 from tests.builders.tiny_models import (
     VOCAB,
     Driver,
@@ -320,3 +321,44 @@ def test_close_leaves_given_views_valid(tiny: PreparedModel) -> None:
     view[:4] = b"abcd"
     runner.close()
     assert bytes(view[:4]) == b"abcd"
+
+
+def test_log_probabilities_of_a_prompt_equal_transformers(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt in three chunks, beside another one, and some rows of logits at a time."""
+    monkeypatch.setattr("sessionkv.engine.model_runner._ROWS_AT_ONCE", 4)
+    prompt, run = tokens(23), Driver(runner).run
+    found = []
+    for number, (first, end) in enumerate([(0, 11), (11, 12), (12, 23)]):
+        starts = [start(1, prompt, [1, 2, 3, 4, 5, 6], prompt_logprobs=3), start(2, prompt, [7])]
+        steps = [
+            step(1, first, prompt[first:end], sample=end == 23),
+            step(2, number, prompt[number : number + 1]),
+        ]
+        output = run(starts=starts if not number else (), steps=steps)
+        found += output.prompt_logprobs[1]
+        assert set(output.prompt_logprobs) == {1}
+    with torch.no_grad():
+        logits = hugging_face_model("llama")(torch.tensor([prompt])).logits[0]
+    expected = torch.log_softmax(logits.double(), 1)
+    assert [entry[0][0] for entry in found] == prompt[1:]
+    for row, entry in enumerate(found):
+        best = expected[row].topk(3)
+        assert [token_id for token_id, _ in entry[1:]] == best.indices.tolist()
+        wanted = [float(expected[row, prompt[row + 1]]), *best.values.tolist()]
+        assert [value for _, value in entry] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_mask_is_all_that_may_be_sampled(runner: ModelRunner) -> None:
+    prompt, run = tokens(5), Driver(runner).run
+    drawn = SamplingParams(temperature=3.0, seed=1, logit_bias={7: 50.0}, min_tokens=9)
+    output = run(
+        starts=[start(1, prompt), start(2, prompt, sampling=drawn)],
+        steps=[step(1, 0, prompt, [1, 4], sample=True)],
+        masks={1: packed([44], VOCAB)},
+    )
+    assert output.sampled[1].token_id == 44
+    steps = [step(1, 5, [44], sample=True), step(2, 0, prompt, [2, 3], sample=True)]
+    output = run(steps=steps, masks={2: packed([2], VOCAB)})  # an end token, before min_tokens
+    assert output.sampled[2].token_id == 2

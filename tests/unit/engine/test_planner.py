@@ -133,6 +133,19 @@ def test_a_slow_tier_is_asked_for_two_blocks_at_a_time() -> None:
     assert claims.loads == {DISK: 1}
 
 
+def test_a_tier_that_would_run_dry_within_a_step_is_asked_for_more() -> None:
+    """Of a load under way counts what is foreseen to be left, as soon as that ends too early."""
+    meeting = found(disk=1000)
+    made = planner(disk_s=0.01)
+    wanted = made.meet(meeting, work(meeting)).loads[DISK]
+    step_s = 1.5 * STEP * 0.001
+    assert wanted == 2 + int((0.1 + step_s) / 0.01)
+    for age_s, left in ((0.0, wanted), (0.1, wanted - 10), (0.2, wanted - 20), (0.5, 1)):
+        claims = made.meet(meeting, work(meeting, disk=Lane(wanted, wanted, age_s)))
+        ends_too_early = left * 0.01 < step_s
+        assert claims.loads.get(DISK, 0) == (wanted - left if ends_too_early else 0)
+
+
 def test_what_others_wait_for_makes_loading_worth_more() -> None:
     meeting = found(disk=100)
     made = planner(disk_s=0.016)

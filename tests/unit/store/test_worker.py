@@ -14,6 +14,7 @@ from sessionkv.store.worker import (
     CloseReport,
     Committed,
     DiskEvicted,
+    Held,
     LookedUp,
     StoreAnswer,
     StoreWorker,
@@ -74,6 +75,30 @@ class Bench:
         assert isinstance(answer, TransferResult)
         assert answer.elapsed_s >= 0
         return answer.transfer_id, answer.outcomes
+
+
+def test_a_search_says_which_blocks_are_on_disk(directory: StoreDirectory) -> None:
+    bench = Bench(directory)
+    first = block(ROOT, (1, 2, 3, 4))
+    second = block(first.key, (5, 6, 7, 8))
+    bench.write(1, first)
+    assert bench.outcomes() == (1, (OK,))
+    bench.worker.search(2, [second.key, first.key])
+    assert bench.next() == Held(2, frozenset({first.key}))
+    bench.worker.close(5)
+
+
+def test_a_long_search_lets_lookups_pass(directory: StoreDirectory) -> None:
+    bench = Bench(directory, "before_lookup")
+    asked = query((1, 2, 3, 4))
+    bench.worker.lookup(1, asked)  # holds the thread at the gate
+    assert bench.gates.reached["before_lookup"].wait(30)
+    keys = [block(ROOT, (n,)).key for n in range(5000)]
+    bench.worker.search(2, keys)
+    bench.worker.lookup(3, asked)
+    bench.gates.open("before_lookup")
+    assert [bench.next().ticket for _ in range(3)] == [1, 3, 2]  # type: ignore[union-attr]
+    bench.worker.close(5)
 
 
 def test_commits_are_answered_in_order_and_grouped(directory: StoreDirectory) -> None:

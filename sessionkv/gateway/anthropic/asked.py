@@ -1,0 +1,269 @@
+"""One request of the Messages API under way: its turn, and its answer at once or as a stream."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from sessionkv.client import StreamEvent, TurnResult
+from sessionkv.client.options import TurnOptions
+from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
+from sessionkv.gateway.anthropic.blocks import Answer, Event
+from sessionkv.gateway.anthropic.cache_control import TTL_S, longest_ttl
+from sessionkv.gateway.anthropic.checks import demand_of, sampling_of
+from sessionkv.gateway.anthropic.convert import assistant_message, convert
+from sessionkv.gateway.anthropic.diagnostics import Fingerprints, fingerprint
+from sessionkv.gateway.anthropic.schema import MessagesRequest
+from sessionkv.gateway.anthropic.usage import usage_map
+from sessionkv.gateway.clients import Caller
+from sessionkv.gateway.conversations import Exchange, Keeping
+from sessionkv.gateway.helpers import is_helper
+from sessionkv.gateway.reports import extension
+from sessionkv.gateway.services import ServedModel
+from sessionkv.gateway.sse import named
+from sessionkv.types import SamplingParams
+
+
+class Asked:
+    """Answer it once: :meth:`whole` or :meth:`events`."""
+
+    def __init__(
+        self,
+        body: MessagesRequest,
+        headers: Mapping[str, str],
+        caller: Caller,
+        served: ServedModel,
+        fingerprints: Fingerprints,
+    ) -> None:
+        """Read the request.
+
+        Raises:
+            InvalidRequest: Naming the parameter.
+        """
+        self._body = body
+        self._caller = caller
+        self._served = served
+        self._fingerprints = fingerprints
+        self._converted = convert(body)
+        self._ttl = longest_ttl(body)
+        self._keeping = self._kept(headers)
+        # More than the window has is what fits in it: clients ask for what their own model can do.
+        self._max_tokens = min(body.max_tokens, served.max_model_len)
+        demand = demand_of(body, self._converted.transcript.tools or ())
+        self._grammar = demand.grammar(served.reply_style)
+        self._sampling()  # what is wrong in it is said at once
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._answer = self._new_answer()
+        self._exchange: Exchange | None = None
+
+    def _sampling(self) -> SamplingParams:
+        return sampling_of(self._body, max_tokens=self._max_tokens, grammar=self._grammar)
+
+    def _kept(self, headers: Mapping[str, str]) -> Keeping:
+        metadata = self._body.metadata
+        helper = is_helper(
+            self._converted.transcript,
+            headers=headers,
+            metadata=None if metadata is None else metadata.model_extra,
+            max_tokens=self._body.max_tokens,
+        )
+        if helper or self._ttl is None:
+            return Keeping(is_helper=helper)
+        return Keeping(tier="host", ttl_s=TTL_S[self._ttl])
+
+    def _new_answer(self) -> Answer:
+        style, choice, thinking = self._served.reply_style, self._body.tool_choice, None
+        if not self._body.tools or (choice is not None and choice.type == "none"):
+            style = style.without_calls()
+        asked = self._body.thinking
+        if asked is not None and asked.type != "disabled":
+            thinking = asked.display or "summarized"
+        only_one = choice is not None and bool(choice.disable_parallel_tool_use)
+        return Answer(style, thinking=thinking, only_one_call=only_one)
+
+    # At once ---------------------------------------------------------------------------------
+
+    async def whole(self) -> dict[str, Any]:
+        """The whole answer.
+
+        Raises:
+            SessionKVError: The turn failed.
+        """
+        result = None
+        try:
+            async with aclosing(self._turn(stream=False)) as turn:
+                async for event in turn:
+                    result = event.result
+            if result is None:
+                raise SessionKVError("the turn ended without a result")
+            self._answer.feed(result.text)
+            self._answer.end()
+            await self._keep(result)
+        finally:
+            await self._close()
+        return {
+            **self._message(result.usage.prompt_tokens, result.cache.cached_tokens),
+            "content": self._answer.content,
+            **self._ending(result),
+            "usage": self._usage(result),
+            "sessionkv": self._report(result),
+        }
+
+    # As a stream -----------------------------------------------------------------------------
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events; closing the generator ends its turn.
+
+        Raises:
+            SessionKVError: The turn failed.
+        """
+        has_begun = False
+        try:
+            async with aclosing(self._turn(stream=True)) as turn:
+                async for event in turn:
+                    if not has_begun and (start := self._start(event)) is not None:
+                        has_begun = True
+                        yield named("message_start", start)
+                    elif event.progress is not None:
+                        yield named("ping", _progress(event))
+                    for part in await self._parts(event):
+                        yield named(part["type"], part)
+        finally:
+            await self._close()
+
+    async def _parts(self, event: StreamEvent) -> list[Event]:
+        """What an event of the turn tells of the answer."""
+        told = self._answer.feed(event.text)
+        if event.result is not None:
+            told += self._answer.end()
+            await self._keep(event.result)
+            told += self._last(event.result)
+        return told
+
+    def _start(self, event: StreamEvent) -> dict[str, Any] | None:
+        """The first event, as soon as it is known what the cache has."""
+        if event.progress is not None:
+            prompt, cached = event.progress.prompt_tokens, event.progress.cached_tokens
+        elif event.result is not None:
+            prompt, cached = event.result.usage.prompt_tokens, event.result.cache.cached_tokens
+        else:
+            return None
+        return {"type": "message_start", "message": self._message(prompt, cached)}
+
+    def _last(self, result: TurnResult) -> list[Event]:
+        usage = self._usage(result)
+        del usage["cache_creation"], usage["service_tier"]
+        return [
+            {"type": "message_delta", "delta": self._ending(result), "usage": usage},
+            {"type": "message_stop", "sessionkv": self._report(result)},
+        ]
+
+    # Both ------------------------------------------------------------------------------------
+
+    async def _turn(self, *, stream: bool) -> AsyncGenerator[StreamEvent, None]:
+        """The turn; once more with what fits, where more tokens were asked for than that."""
+        try:
+            async with aclosing(self._run(stream=stream)) as events:
+                async for event in events:
+                    yield event
+        except PromptTooLong as error:
+            left = error.details["n_ctx"] - error.details["n_prompt"]
+            if left < 1 or left >= self._max_tokens:
+                raise _too_long(error) from None
+            await self._close()
+            self._max_tokens = left
+            async with aclosing(self._run(stream=stream)) as events:
+                async for event in events:
+                    yield event
+        except InvalidRequest as error:
+            raise self._converted.renamed(error) from None
+
+    async def _run(self, *, stream: bool) -> AsyncGenerator[StreamEvent, None]:
+        conversations = self._caller.conversations
+        exchange = conversations.begin(self._converted.transcript, self._keeping)
+        self._exchange = exchange
+        options: TurnOptions = {"sampling": self._sampling(), "progress": stream}
+        if not stream:
+            yield StreamEvent(result=await exchange.run(**options))
+            return
+        async with aclosing(exchange.stream(**options)) as events:
+            async for event in events:
+                yield event
+
+    async def _keep(self, result: TurnResult) -> None:
+        if self._body.diagnostics is not None:
+            found = fingerprint(self._served.id, self._converted.transcript)
+            self._fingerprints.put(self._id, found, prompt_tokens=result.usage.prompt_tokens)
+        if self._exchange is not None:
+            await self._exchange.keep(assistant_message(self._answer.content))
+
+    async def _close(self) -> None:
+        if self._exchange is not None:
+            await self._exchange.close()
+
+    def _message(self, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
+        """The answer as it begins."""
+        diagnostics = None
+        if self._body.diagnostics is not None:
+            diagnostics = self._fingerprints.compare(
+                self._body.diagnostics.previous_message_id,
+                self._served.id,
+                self._converted.transcript,
+                cached_tokens=cached_tokens,
+            )
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._served.id,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
+            "diagnostics": diagnostics,
+            "usage": usage_map(
+                prompt_tokens=prompt_tokens,
+                cached_tokens=cached_tokens,
+                output_tokens=0,
+                ttl=self._ttl,
+            ),
+        }
+
+    def _ending(self, result: TurnResult) -> dict[str, Any]:
+        is_full = self._max_tokens < self._body.max_tokens
+        reason, sequence = self._answer.stop_reason(result, is_window_full=is_full)
+        return {"stop_reason": reason, "stop_sequence": sequence}
+
+    def _usage(self, result: TurnResult) -> dict[str, Any]:
+        return usage_map(
+            prompt_tokens=result.usage.prompt_tokens,
+            cached_tokens=result.cache.cached_tokens,
+            output_tokens=result.usage.completion_tokens,
+            ttl=self._ttl,
+        )
+
+    def _report(self, result: TurnResult) -> dict[str, Any]:
+        report = extension([result])
+        if self._converted.rewrites:
+            report["rewrites"] = list(self._converted.rewrites)
+        return report
+
+
+def _progress(event: StreamEvent) -> dict[str, Any]:
+    """A ping that says how far the prompt is."""
+    progress = event.progress
+    if progress is None:
+        return {"type": "ping"}
+    told = {"prompt_tokens": progress.prompt_tokens, "done_tokens": progress.done_tokens}
+    return {"type": "ping", "sessionkv": {"progress": told}}
+
+
+def _too_long(error: PromptTooLong) -> PromptTooLong:
+    """In the words by which clients know that it is time to compact."""
+    prompt, window = error.details["n_prompt"], error.details["n_ctx"]
+    told = PromptTooLong(prompt, error.details["max_tokens"], window)
+    told.message = f"prompt is too long: {prompt} tokens > {window - 1} maximum"
+    return told

@@ -1,0 +1,68 @@
+"""``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import secrets
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from sessionkv.errors import InvalidRequest
+from sessionkv.gateway.anthropic.asked import Asked
+from sessionkv.gateway.anthropic.checks import check_answer, check_prompt
+from sessionkv.gateway.anthropic.convert import convert
+from sessionkv.gateway.anthropic.diagnostics import Fingerprints
+from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest
+from sessionkv.gateway.errors import Problem
+from sessionkv.gateway.services import Services
+from sessionkv.gateway.sse import EventStream, named, unless_gone
+
+PING = named("ping", {"type": "ping"})
+
+
+def router(services: Services) -> APIRouter:
+    """Routes of the Messages API."""
+    routes = APIRouter(tags=["messages"])
+    fingerprints = Fingerprints()
+
+    @routes.post("/v1/messages", response_model=None)
+    async def create(body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation, at once or as a stream."""
+        served = await services.model()
+        served.require(body.model)
+        check_prompt(body)
+        check_answer(body, served.reply_style)
+        caller = await services.caller(request)
+        await caller.conversations.load()
+        asked = Asked(body, request.headers, caller, served, fingerprints)
+        response: Response
+        if body.stream:
+            response = EventStream(
+                asked.events(), ping_s=services.settings.ping_s, error=_error, ping=PING
+            )
+        else:
+            response = JSONResponse(await unless_gone(request, asked.whole()))
+        response.headers["request-id"] = f"req_{secrets.token_hex(12)}"
+        return response
+
+    @routes.post("/v1/messages/count_tokens", response_model=None)
+    async def count_tokens(body: CountRequest, request: Request) -> Response:
+        """Exactly how many tokens the prompt of such a request has."""
+        served = await services.model()
+        served.require(body.model)
+        check_prompt(body)
+        converted = convert(body)
+        client = await services.client(request)
+        transcript = converted.transcript
+        try:
+            tokens = await client.count(messages=transcript.messages, tools=transcript.tools)
+        except InvalidRequest as error:
+            raise converted.renamed(error) from None
+        return JSONResponse({"input_tokens": tokens})
+
+    return routes
+
+
+def _error(problem: Problem) -> bytes:
+    """The last event of a stream that failed."""
+    return named("error", problem.anthropic())

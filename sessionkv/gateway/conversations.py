@@ -1,0 +1,318 @@
+"""Sessions for clients that keep none: a committed exchange is one, named by its conversation.
+
+The name is ``http:chat:`` and the digest of the conversation up to and with the answer. A request
+is matched by looking for the longest part of its conversation that ends with an answer and whose
+digest names a session; a copy of that session, which costs nothing, is continued with the whole
+conversation under history ``follow``, and afterwards has the new conversation's name. So matching
+is by content, works across restarts, and rests on no key that a client may forget or share.
+
+It is never trusted: under ``follow`` the model sees what its template makes of what was sent,
+whatever session was found. A wrong or missing one costs cache, not truth.
+
+Bounded: the names used longest ago are deleted past :data:`MAX_NAMES`, and after
+:data:`MAX_AGE_S`. One event loop; one object for each connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+from sessionkv.client import AsyncClient, StreamEvent, TurnResult
+from sessionkv.client.options import TurnOptions
+from sessionkv.errors import PinRefused, SessionExists, SessionKVError, SessionNotFound
+from sessionkv.gateway.transcript import Message, Transcript
+
+_log = logging.getLogger(__name__)
+
+NAMES = "http:chat:"
+RUNNING = "http:turn:"
+"""Names of sessions while their turn runs; one that is left by a crash is deleted at the start."""
+MAX_NAMES = 50_000
+"""Half of the sessions that an engine has by default: the rest is for those with names."""
+MAX_AGE_S = 30 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What becomes of an exchange.
+
+    Attributes:
+        is_helper: Nothing is kept: it only serves another conversation (a title, a summary).
+        tier: Where its cache is wanted, None for no wish.
+        ttl_s: How long.
+    """
+
+    is_helper: bool = False
+    tier: str | None = None
+    ttl_s: float | None = None
+
+
+class Conversations:
+    """What exchanges there are, by name, and the making of new ones."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        """Know of nothing before :meth:`load`; the client stays the caller's."""
+        self.client = client
+        self._names: OrderedDict[str, float] = OrderedDict()  # name -> wall-clock s of last use
+        self._loading: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def load(self) -> None:
+        """Read the names that there are, once; later calls wait for the first one's end.
+
+        Raises:
+            SessionKVError: They cannot be read; the next call tries again.
+        """
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(self._load())
+        try:
+            await asyncio.shield(self._loading)
+        except SessionKVError:
+            self._loading = None
+            raise
+
+    async def _load(self) -> None:
+        for stray in await self.client.sessions(RUNNING):
+            self.later(self._delete(stray.name))
+        found = await self.client.sessions(NAMES)
+        for info in sorted(found, key=lambda info: info.updated_s):
+            self._names.setdefault(info.name, info.updated_s)
+
+    def begin(self, transcript: Transcript, keeping: Keeping) -> Exchange:
+        """An exchange that continues what is known of its conversation. :meth:`load` before it."""
+        names = [NAMES + digest for digest in reversed(transcript.digests())]
+        return Exchange(self, transcript, keeping, [n for n in names if n in self._names])
+
+    def __len__(self) -> int:
+        """Names that are known."""
+        return len(self._names)
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done that nobody waits for; :meth:`settle` does."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self) -> None:
+        """Wait until nothing is left to be done."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # For exchanges ---------------------------------------------------------------------------
+
+    def forget(self, name: str) -> None:
+        """There is no session of that name any more."""
+        self._names.pop(name, None)
+
+    def used(self, name: str) -> None:
+        """The session was continued, or is new; names that are too many or too old go."""
+        now = time.time()
+        self._names[name] = now
+        self._names.move_to_end(name)
+        while self._names:
+            oldest, used_s = next(iter(self._names.items()))
+            if len(self._names) <= MAX_NAMES and used_s > now - MAX_AGE_S:
+                break
+            del self._names[oldest]
+            self.later(self._delete(oldest))
+
+    async def name(self, running: str, name: str, keeping: Keeping) -> None:
+        """Give a session whose turn is committed its name; the first step sends the request."""
+        try:
+            await self.client.session(running).fork(name)
+        except SessionExists:  # the same was asked and answered before
+            pass
+        except SessionKVError as error:
+            self.forget(name)
+            _log.warning("a conversation could not be kept: %s", error.message)
+            return
+        await self._delete(running)
+        if keeping.tier is None:
+            return
+        try:
+            await self.client.session(name).pin(tier=keeping.tier, ttl_s=keeping.ttl_s)
+        except PinRefused as error:
+            _log.info("a conversation's cache cannot be promised: %s", error.message)
+        except SessionKVError as error:
+            _log.warning("a conversation's cache could not be pinned: %s", error.message)
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await self.client.delete(name)
+        except SessionNotFound:
+            pass
+        except SessionKVError as error:
+            _log.warning("a session could not be removed: %s", error.message)
+
+
+class Exchange:
+    """One request's turn. Run it once, then :meth:`keep` or :meth:`close` it.
+
+    Attributes:
+        continues: Name of the session that it continues, None for a new conversation.
+    """
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        transcript: Transcript,
+        keeping: Keeping,
+        candidates: list[str],
+    ) -> None:
+        """Made by :meth:`Conversations.begin`; ``candidates`` are sessions, the best one first."""
+        self._all = conversations
+        self._transcript = transcript
+        self._keeping = keeping
+        self._candidates = candidates
+        self._running: str | None = None
+        self.continues: str | None = None
+
+    async def run(self, **options: Unpack[TurnOptions]) -> TurnResult:
+        """Run the turn and wait for its end.
+
+        Raises:
+            SessionKVError: It failed.
+        """
+        result = None
+        async for event in self._events(options, stream=False):
+            result = event.result
+        if result is None:
+            raise SessionKVError("the turn ended without a result")
+        return result
+
+    async def stream(self, **options: Unpack[TurnOptions]) -> AsyncGenerator[StreamEvent, None]:
+        """Run the turn piece by piece; closing the generator cancels it.
+
+        Raises:
+            SessionKVError: It failed.
+        """
+        asked: TurnOptions = {**options, "progress": True}
+        events = self._events(asked, stream=True)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    async def keep(self, reply: Message) -> None:
+        """Name the session by its conversation, so that it is found; the name is on its way then.
+
+        Args:
+            reply: The answer as the client was given it.
+        """
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        name = NAMES + self._transcript.answered(reply)
+        self._all.used(name)
+        self._all.later(self._all.name(running, name, self._keeping))
+        await asyncio.sleep(0)  # what was just begun sends its requests: before any that follow
+
+    async def close(self) -> None:
+        """Leave nothing behind, unless it was kept."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            self._all.later(self._all._delete(running))
+
+    async def _events(
+        self, options: TurnOptions, *, stream: bool
+    ) -> AsyncGenerator[StreamEvent, None]:
+        if self._keeping.is_helper:
+            events = self._generate(options, stream=stream)
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                await events.aclose()
+            return
+        for name in (*self._candidates, None):
+            events = self._turn(name, options, stream=stream)
+            try:
+                async for event in events:
+                    yield event
+                return
+            except _Stale:
+                continue
+            finally:
+                await events.aclose()
+
+    async def _generate(
+        self, options: TurnOptions, *, stream: bool
+    ) -> AsyncGenerator[StreamEvent, None]:
+        rest: Any = {k: v for k, v in options.items() if k != "when_busy"}
+        messages, tools = list(self._transcript.messages), self._transcript.tools
+        client = self._all.client
+        if not stream:
+            result = await client.generate(messages=messages, tools=tools, **rest)
+            yield StreamEvent(result=result)
+            return
+        async with client.stream_generate(messages=messages, tools=tools, **rest) as events:
+            async for event in events:
+                yield event
+
+    async def _turn(
+        self, name: str | None, options: TurnOptions, *, stream: bool
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """A turn of a copy of the named session, or of a new one.
+
+        The copy is asked for and the turn right behind it, so that nobody waits for the journal.
+
+        Raises:
+            _Stale: There is no session of that name.
+            SessionKVError: The turn failed, or the session could not be made.
+        """
+        client = self._all.client
+        running = self._running = RUNNING + secrets.token_hex(12)
+        made = asyncio.ensure_future(self._make(name, running))
+        await asyncio.sleep(0)  # it sends its request
+        session = client.session(running)
+        messages = list(self._transcript.messages)
+        try:
+            if stream:
+                async with session.stream(messages=messages, **options) as events:
+                    async for event in events:
+                        yield event
+            else:
+                yield StreamEvent(result=await session.turn(messages=messages, **options))
+            await made
+        except SessionNotFound:
+            self._running = None
+            await made  # its own failure is what matters
+            raise
+        finally:
+            if not made.done():
+                made.add_done_callback(_heard)
+            else:
+                _heard(made)
+        if name is not None:
+            self._all.used(name)
+        self.continues = name
+
+    async def _make(self, name: str | None, running: str) -> None:
+        client = self._all.client
+        if name is None:
+            system, tools = self._transcript.system, self._transcript.tools
+            await client.open(running, system=system, tools=tools or None, history="follow")
+            return
+        try:
+            await client.session(name).fork(running)
+        except SessionNotFound:
+            self._all.forget(name)
+            raise _Stale from None
+
+
+class _Stale(Exception):
+    """A name is known of a session that is gone."""
+
+
+def _heard(made: asyncio.Future[None]) -> None:
+    """A failure that somebody else was told of needs no warning."""
+    if not made.cancelled():
+        made.exception()

@@ -1,0 +1,65 @@
+"""Which requests only serve another conversation: titles, summaries, suggestions, tags.
+
+Chat apps and agents send them beside the conversation, each once; kept, they would fill the disk
+with what is never continued and push out what is. A request is a helper's where
+
+* it says so: the header ``x-sessionkv-helper: true`` or ``metadata.sessionkv_helper``; ``false``
+  there says that it is none, whatever it looks like;
+* or it is the first of its conversation, has no tools, and asks in words that known clients use
+  for a title, tags, follow-up questions or a commit message.
+
+A summary of a long conversation, as made by compaction, is not one by itself: its prefix is the
+conversation's, and finds its cache either way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sessionkv.gateway.transcript import Transcript, text_of
+
+HEADER = "x-sessionkv-helper"
+METADATA = "sessionkv_helper"
+_SHOWN_CHARS = 2000
+_ASKS = re.compile(
+    r"\b(?:generate|create|write|produce|suggest|provide|come up with|summari[sz]e)\b[^.\n]{0,80}"
+    r"\b(?:title|headline|tags?\b|topic|follow-up questions|commit message|branch name)"
+    r"|\btitle generator\b|\bconversation title\b|\bisNewTopic\b",
+    re.IGNORECASE,
+)
+_SMALL_TOKENS = 256
+
+
+def is_helper(
+    transcript: Transcript,
+    *,
+    headers: Mapping[str, str],
+    metadata: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+) -> bool:
+    """Whether nothing is to be kept of a request.
+
+    Args:
+        transcript: Its conversation.
+        headers: Of the request; case does not matter.
+        metadata: As the client sent it.
+        max_tokens: What the client allows the answer; where that is much, it is no helper's.
+    """
+    said = headers.get(HEADER, (metadata or {}).get(METADATA))
+    if said is not None:
+        return str(said).strip().lower() in ("true", "1", "yes")
+    if transcript.tools or (max_tokens is not None and max_tokens > _SMALL_TOKENS):
+        return False
+    if any(message.get("role") == "assistant" for message in transcript.messages):
+        return False
+    places = (transcript.system or "", *map(text_of, transcript.messages[-1:]))
+    return any(_ASKS.search(_ends(text)) for text in places)
+
+
+def _ends(text: str) -> str:
+    """Instructions stand at either end of a long text."""
+    if len(text) <= 2 * _SHOWN_CHARS:
+        return text
+    return f"{text[:_SHOWN_CHARS]}\n{text[-_SHOWN_CHARS:]}"

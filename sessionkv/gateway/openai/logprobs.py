@@ -1,0 +1,76 @@
+"""Log-probabilities as Chat Completions tells them, and as Completions does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sessionkv.client.results import Logprobs
+from sessionkv.types import TokenLogprob
+
+LEAST = -9999.0
+"""What stands for impossible, since JSON has no infinity."""
+
+
+def chat_logprobs(entries: Logprobs, pieces: Mapping[int, bytes], *, tops: int) -> dict[str, Any]:
+    """The field ``logprobs`` of a choice.
+
+    Args:
+        entries: For each token: itself, then the likeliest ones.
+        pieces: Bytes of every id in them.
+        tops: How many of the likeliest ones were asked for.
+    """
+    content = [
+        {
+            **_entry(token[0], pieces),
+            "top_logprobs": [_entry(entry, pieces) for entry in token[1 : tops + 1]],
+        }
+        for token in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """Of one answer of Completions; offsets go on from piece to piece."""
+
+    def __init__(self) -> None:
+        """Start before the answer."""
+        self._offset = 0
+
+    def of(self, entries: Logprobs, pieces: Mapping[int, bytes], *, tops: int) -> dict[str, Any]:
+        """The field ``logprobs`` of a choice, for the next tokens; arguments as above."""
+        tokens = [_text(token[0], pieces) for token in entries]
+        offsets = []
+        for text in tokens:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(token[0].logprob, LEAST) for token in entries],
+            "top_logprobs": [_tops(token[1 : tops + 1], pieces) for token in entries]
+            if tops
+            else None,
+            "text_offset": offsets,
+        }
+
+
+def _tops(entries: Sequence[TokenLogprob], pieces: Mapping[int, bytes]) -> dict[str, float]:
+    return {_text(entry, pieces): max(entry.logprob, LEAST) for entry in reversed(entries)}
+
+
+def _text(entry: TokenLogprob, pieces: Mapping[int, bytes]) -> str:
+    """A token's text; of one that is no whole characters its bytes, as the hosted API writes it."""
+    piece = pieces[entry.token_id]
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _entry(entry: TokenLogprob, pieces: Mapping[int, bytes]) -> dict[str, Any]:
+    piece = pieces[entry.token_id]
+    return {
+        "token": piece.decode(errors="replace"),
+        "logprob": max(entry.logprob, LEAST),
+        "bytes": list(piece),
+    }

@@ -1,0 +1,160 @@
+"""One response under way: from its request to its last event."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from sessionkv.client import TurnResult
+from sessionkv.client.options import TurnOptions
+from sessionkv.gateway.errors import Problem
+from sessionkv.gateway.openai.conversation_store import ConversationStore
+from sessionkv.gateway.openai.response_body import Kept, body_of, echo_of, status_of, usage_of
+from sessionkv.gateway.openai.response_events import Event, ResponseWriter
+from sessionkv.gateway.openai.response_ids import new_response_id
+from sessionkv.gateway.openai.response_plan import plan_of
+from sessionkv.gateway.openai.response_schema import ResponseRequest
+from sessionkv.gateway.openai.response_store import Plan, ResponseStore, Standing
+from sessionkv.gateway.openai.sampling import priority_of, sampling_of, tier_of
+from sessionkv.gateway.reports import extension
+from sessionkv.gateway.sse import named
+from sessionkv.types import FinishReason, SamplingParams
+
+DAY_S = 24 * 3600.0
+
+
+class Answer:
+    """Makes one response. One event loop; :meth:`events` is iterated once."""
+
+    def __init__(
+        self,
+        body: ResponseRequest,
+        store: ResponseStore,
+        conversations: ConversationStore,
+        *,
+        model: str,
+    ) -> None:
+        """Start before anything was asked of the engine.
+
+        Args:
+            body: The request, checked.
+            store: The caller's responses.
+            conversations: The caller's.
+            model: Its name for clients.
+        """
+        self._body = body
+        self._store = store
+        self._conversations = conversations
+        self._id = new_response_id()
+        self._echo = echo_of(body, self._id, model=model, tier=tier_of(body))
+        self._writer = ResponseWriter(
+            self._id,
+            seals=body.seals_reasoning,
+            calls_once=body.parallel_tool_calls is False,
+        )
+        self._plan: Plan | None = None
+
+    async def events(self, *, stream: bool) -> AsyncGenerator[Event, None]:
+        """All events; the last one has the whole response, which is there by then.
+
+        What is wrong with the request, or keeps its turn from being taken, is raised before the
+        first event.
+
+        Args:
+            stream: Say what is generated as it is.
+        """
+        async with AsyncExitStack() as held:
+            standing = None
+            if self._body.conversation_id is not None:
+                await held.enter_async_context(self._conversations.lock(self._body.conversation_id))
+                standing = await self._conversations.standing(self._body.conversation_id)
+            events = await held.enter_async_context(aclosing(self._all(standing, stream=stream)))
+            async for event in events:
+                yield event
+
+    async def _all(self, standing: Standing | None, *, stream: bool) -> AsyncGenerator[Event, None]:
+        plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
+        if plan.messages:
+            async with aclosing(self._run(plan, stream=stream)) as events:
+                async for event in events:
+                    yield event
+            return
+        # As clients send it to see who is there.
+        for first in self._writer.begin(self._object("in_progress")):
+            yield first
+        yield self._writer.finish(self._object("completed", usage=usage_of({}, ())))
+
+    async def _run(self, plan: Plan, *, stream: bool) -> AsyncGenerator[Event, None]:
+        calls = bool(plan.tools) and plan.kept.calls_tools
+        parser, writer = self._store.parser(self._id, calls=calls), self._writer
+        running = self._store.run(
+            plan,
+            TurnOptions(sampling=self._sampling(plan), priority=priority_of(self._body)),
+            # Where the reply ends with its first call somebody has to see it come.
+            stream=stream or (calls and plan.kept.calls_once),
+            is_over=lambda: writer.is_over,
+        )
+        has_begun = False
+        try:
+            async for event in running:
+                if not has_begun:
+                    has_begun = True
+                    for said in writer.begin(self._object("in_progress")):
+                        yield said
+                if event.text:
+                    for said in writer.feed(parser.feed(event.text)):
+                        yield said
+                if event.result is not None:
+                    is_cut = event.result.finish_reason is FinishReason.LENGTH
+                    for said in [*writer.feed(parser.end()), *writer.end(is_cut=is_cut)]:
+                        yield said
+                    await self._keep()
+                    yield writer.finish(self._whole(plan, event.result))
+        finally:
+            await running.aclose()
+
+    def _sampling(self, plan: Plan) -> SamplingParams:
+        """Raises InvalidRequest where a parameter is not allowed."""
+        body = self._body
+        grammar = body.demand(plan.tools).grammar(self._store.style)
+        (sampling,) = sampling_of(
+            body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar
+        )
+        return sampling
+
+    async def _keep(self) -> None:
+        body = self._body
+        if body.conversation_id is not None:
+            await self._conversations.add_response(body.conversation_id, self._id)
+        if body.is_stored and body.prompt_cache_retention == "24h":
+            self._store.keep_on_disk(self._id, DAY_S)
+
+    def _whole(self, plan: Plan, result: TurnResult) -> dict[str, Any]:
+        output = self._writer.output
+        counts = {
+            "prompt_tokens": result.usage.prompt_tokens,
+            "completion_tokens": result.usage.completion_tokens,
+            "cached_tokens": result.cache.cached_tokens,
+        }
+        usage = usage_of(counts, output)
+        whole = self._object(status_of(result.finish_reason), output=output, usage=usage)
+        report = extension([result])
+        if not plan.is_stored:
+            report.pop("node", None)
+        return whole | {"sessionkv": report}
+
+    def failed(self, problem: Problem) -> bytes:
+        """The last event of a stream that failed after its first, framed."""
+        own = problem.openai()["error"]
+        code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
+        failure = {**own, "code": code}
+        event = self._writer.finish(
+            self._object("failed", output=self._writer.output, error=failure)
+        )
+        return named(event["type"], event)
+
+    def _object(self, status: str, **outcome: Any) -> dict[str, Any]:
+        if self._plan is None:
+            return body_of(Kept(self._echo), (), status=status, **outcome)
+        return body_of(self._plan.kept, self._plan.tools, status=status, **outcome)

@@ -1,0 +1,156 @@
+"""From a request to the turn that answers it: where it goes on, with which messages.
+
+A conversation begins with its system prompt and its tools, so a turn may follow an earlier response
+only where both are as they were there. Otherwise the whole conversation is written anew behind the
+new ones, on a session that begins with it: its cache is lost at the first token all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from sessionkv.errors import InvalidRequest
+from sessionkv.gateway.errors import refused
+from sessionkv.gateway.openai.response_body import Kept, SystemPart, join_system
+from sessionkv.gateway.openai.response_errors import (
+    ItemNotFound,
+    PreviousResponseNotFound,
+    ResponseNotFound,
+)
+from sessionkv.gateway.openai.response_ids import place_of, session_of
+from sessionkv.gateway.openai.response_items import to_messages, to_tools
+from sessionkv.gateway.openai.response_schema import ResponseRequest
+from sessionkv.gateway.openai.response_store import Plan, ResponseStore, Standing
+
+Message = Mapping[str, Any]
+_SYSTEM_ROLES = ("system", "developer")
+
+
+async def plan_of(
+    store: ResponseStore,
+    body: ResponseRequest,
+    echo: Mapping[str, Any],
+    standing: Standing | None = None,
+) -> Plan:
+    """The turn that answers a request.
+
+    Args:
+        store: The caller's responses.
+        body: The request, checked.
+        echo: What the response repeats of it.
+        standing: Where the conversation is that it goes on from, None where it names none.
+
+    Raises:
+        InvalidRequest: An item cannot be read, or there is none.
+        PreviousResponseNotFound, ItemNotFound: What is referred to is not there.
+    """
+    said = to_messages(await resolved(store, body.items))
+    tools = to_tools(body.tools or ())
+    if tools and not store.reads_calls:
+        raise refused("tools", len(tools), "the model's template has no tool calls")
+    if standing is None:
+        standing = await _previous(store, body.previous_response_id)
+    if standing.last is None:
+        return _beginning(body, echo, tools, to_messages(standing.items), said)
+    return await _going_on(store, body, echo, tools, standing, said)
+
+
+async def _going_on(
+    store: ResponseStore,
+    body: ResponseRequest,
+    echo: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    standing: Standing,
+    said: Sequence[Message],
+) -> Plan:
+    before, session = standing.last, standing.session
+    extra = to_messages(standing.extra)
+    if before is None or session is None or not (extra or said):
+        raise InvalidRequest("input", [], "at least one item behind a previous response")
+    parts = _parts(body, [p for p in before.kept.system if p.role != "instructions"])
+    system, name = join_system(parts), session_of(str(echo["id"]))
+    if system == before.node.system and list(tools) == list(before.node.tools):
+        kept = Kept(echo, parts, num_history=len(extra))
+        return Plan(name, session, system, tools, [*extra, *said], kept, body.is_stored)
+    history = [*await store.history(session), *extra]
+    kept = Kept(echo, parts, num_history=len(history))
+    return Plan(name, None, system, tools, [*history, *said], kept, body.is_stored)
+
+
+def _beginning(
+    body: ResponseRequest,
+    echo: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    history: Sequence[Message],
+    said: Sequence[Message],
+) -> Plan:
+    """System messages at the start belong to the system prompt.
+
+    ::
+
+        | history | said |
+        | system's | turn's messages |
+    """
+    whole = [*history, *said]
+    leading = list(takewhile(lambda message: message["role"] in _SYSTEM_ROLES, whole))
+    parts = _parts(body, [SystemPart(m["role"], m["content"]) for m in leading])
+    kept = Kept(
+        echo,
+        parts,
+        num_history=max(0, len(history) - len(leading)),
+        num_system=max(0, len(leading) - len(history)),
+    )
+    name, rest = session_of(str(echo["id"])), whole[len(leading) :]
+    return Plan(name, None, join_system(parts), tools, rest, kept, body.is_stored)
+
+
+def _parts(body: ResponseRequest, others: Sequence[SystemPart]) -> tuple[SystemPart, ...]:
+    own = () if body.instructions is None else (SystemPart("instructions", body.instructions),)
+    return (*own, *others)
+
+
+async def _previous(store: ResponseStore, response_id: str | None) -> Standing:
+    if response_id is None:
+        return Standing(None, None, (), ())
+    try:
+        return Standing(session_of(response_id), await store.find(response_id), (), ())
+    except ResponseNotFound:
+        raise PreviousResponseNotFound.of(response_id) from None
+
+
+async def resolved(
+    store: ResponseStore, items: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The items, with those that refer to stored ones replaced by them.
+
+    Raises:
+        ItemNotFound: Naming the first that is not there.
+    """
+    found: list[Mapping[str, Any]] = []
+    for index, item in enumerate(items):
+        is_reference = item.get("type") == "item_reference" or set(item) == {"id"}
+        param = f"input[{index}].id"
+        found.append(await referred(store, item.get("id"), param) if is_reference else item)
+    return found
+
+
+async def referred(
+    store: ResponseStore, item_id: object, param: str | None = None
+) -> Mapping[str, Any]:
+    """The item of an id.
+
+    Raises:
+        ItemNotFound: There is none.
+    """
+    place = place_of(item_id) if isinstance(item_id, str) else None
+    if place is not None:
+        try:
+            response = await store.find(place.response_id)
+        except ResponseNotFound:
+            raise ItemNotFound.of(str(item_id), param) from None
+        items = store.output(response) if place.side == "o" else store.input_items(response)
+        if place.index < len(items) and items[place.index]["id"] == item_id:
+            return items[place.index]
+    raise ItemNotFound.of(str(item_id), param)

@@ -1,0 +1,235 @@
+"""Bodies of requests to the Responses API, and what of them is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from sessionkv.errors import InvalidRequest
+from sessionkv.gateway.errors import refused
+from sessionkv.gateway.grammars import ANY_JSON, Demand
+from sessionkv.gateway.openai.schema import Body, Sampling
+
+MetadataKey = Annotated[str, StringConstraints(max_length=64)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
+Item = dict[str, Any]
+MAX_ITEMS = 4096
+MAX_FORMAT_BYTES = 48 * 1024
+"""Of a format that is kept with the response, beside everything else that is."""
+_HAVE_NO_EFFECT = "Accepted; has no effect."
+_REFUSED = ("background", "prompt", "context_management", "moderation", "stop", "top_logprobs")
+
+_REPEATED = (
+    "tools",
+    "tool_choice",
+    "text",
+    "reasoning",
+    "metadata",
+    "instructions",
+    "user",
+    "prompt_cache_key",
+    "safety_identifier",
+)
+
+
+class ConversationRef(Body):
+    """A conversation by its id."""
+
+    id: str
+
+
+class TextConfig(Body):
+    """What the text of the answer is to be like."""
+
+    format: dict[str, Any] | None = Field(
+        None, description="`text`, `json_object` or `json_schema`."
+    )
+    verbosity: str | None = Field(None, description=_HAVE_NO_EFFECT)
+
+
+class ReasoningConfig(Body):
+    """How the model is to reason."""
+
+    effort: str | None = Field(None, description=_HAVE_NO_EFFECT)
+    summary: str | None = Field(None, description=_HAVE_NO_EFFECT)
+
+
+class ResponseRequest(Sampling):
+    """Body of a request for a response."""
+
+    input: str | Annotated[list[Item], Field(max_length=MAX_ITEMS)] | None = Field(
+        None, description="Text of a user, or items."
+    )
+    instructions: str | None = Field(
+        None, description="System prompt of this response; the next one does not inherit it."
+    )
+    previous_response_id: str | None = Field(
+        None, description="Goes on from any stored response, as often as you like."
+    )
+    conversation: str | ConversationRef | None = Field(
+        None, description="Goes on from a conversation, and adds input and output to it."
+    )
+    store: bool | None = Field(None, description="`false` keeps nothing; default is to keep.")
+    tools: Annotated[list[Item], Field(max_length=1024)] | None = Field(
+        None, description="Functions; tools of other types are ignored."
+    )
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Bounds calls of built-in tools, of which there are none."
+    )
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    metadata: Metadata | None = None
+    include: list[str] | None = Field(
+        None, description="`reasoning.encrypted_content`; others name what is never there."
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="`auto` is refused: nothing is left out of a conversation."
+    )
+    background: bool | None = Field(None, description="`true` is refused.")
+    prompt: dict[str, Any] | None = Field(None, description="Refused.")
+    context_management: list[dict[str, Any]] | None = Field(None, description="Refused.")
+    moderation: dict[str, Any] | None = Field(None, description="Refused.")
+    top_logprobs: int | None = Field(None, description="Refused but for 0.")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is kept."""
+        return self.store is not False
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation's id, however it was named."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationRef) else given
+
+    @property
+    def seals_reasoning(self) -> bool:
+        """Whether reasoning goes out in a form that the client carries."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def items(self) -> list[Item]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        return list(self.input or ())
+
+    def check(self) -> None:
+        """See that everything that is asked for is done.
+
+        Raises:
+            InvalidRequest: Naming the first parameter that is not honoured.
+        """
+        for name in _REFUSED:
+            if getattr(self, name):
+                raise refused(name, getattr(self, name), "leave it out")
+        if self.truncation == "auto":
+            raise refused("truncation", "auto", "nothing is left out; use disabled")
+        if self.n not in (None, 1):
+            raise refused("n", self.n, "a response is one answer")
+        if "message.output_text.logprobs" in (self.include or ()):
+            raise refused("include", self.include, "log-probabilities are not told of here")
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise InvalidRequest(
+                "conversation",
+                self.conversation_id,
+                "absent beside previous_response_id",
+                message="give conversation or previous_response_id, not both",
+            )
+        if self.conversation is not None and not self.is_stored:
+            raise InvalidRequest("store", False, "true where a conversation is to be added to")
+        self._check_plain()
+        self._check_choice()
+        self._check_format()
+
+    @property
+    def calls_nothing(self) -> bool:
+        """Whether the model is not to call tools."""
+        return self.tool_choice == "none"
+
+    def _check_plain(self) -> None:
+        """What is repeated in the answer has to be such that an answer can say it."""
+        for name in _REPEATED:
+            value = getattr(self, name)
+            if isinstance(value, Body):
+                value = value.model_dump()
+            try:
+                json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            except (ValueError, RecursionError):
+                allowed = "finite numbers, and text without lone surrogates"
+                raise InvalidRequest(name, "something else", allowed) from None
+
+    def _check_choice(self) -> None:
+        choice = self.tool_choice
+        if choice in (None, "auto", "none"):
+            return
+        names = [tool.get("name") for tool in self.tools or () if tool.get("type") == "function"]
+        if choice == "required" and names:
+            return
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            if choice.get("name") in names:
+                return
+            raise InvalidRequest("tool_choice.name", choice.get("name"), "the name of a function")
+        raise refused("tool_choice", choice, "use auto, none, required or one of the functions")
+
+    def demand(self, tools: Sequence[Mapping[str, Any]]) -> Demand:
+        """What the answer is held to by a grammar.
+
+        Args:
+            tools: The functions, as templates take them.
+        """
+        several, choice = self.parallel_tool_calls is not False, self.tool_choice
+        if isinstance(choice, dict):
+            named = [tool for tool in tools if tool["function"]["name"] == choice["name"]]
+            return Demand(tools=named[:1], several=False)
+        if choice == "required":
+            return Demand(tools=tools, several=several)
+        wanted = None if self.text is None else self.text.format
+        if wanted is None or wanted.get("type") in (None, "text"):
+            return Demand()
+        schema = wanted["schema"] if wanted["type"] == "json_schema" else ANY_JSON.schema
+        return Demand(schema, [] if self.calls_nothing else tools, several)
+
+    def _check_format(self) -> None:
+        wanted = None if self.text is None else self.text.format
+        kind = None if wanted is None else wanted.get("type")
+        if kind not in (None, "text", "json_object", "json_schema"):
+            raise InvalidRequest("text.format.type", kind, "text, json_object or json_schema")
+        if wanted is not None and kind == "json_schema":
+            if not isinstance(wanted.get("schema"), dict):
+                raise InvalidRequest("text.format.schema", wanted.get("schema"), "a JSON schema")
+            if not isinstance(wanted.get("name"), str):
+                raise InvalidRequest("text.format.name", wanted.get("name"), "a name")
+        size = len(json.dumps(wanted))
+        if self.is_stored and size > MAX_FORMAT_BYTES:
+            raise InvalidRequest(
+                "text.format",
+                f"{size} bytes long",
+                f"at most {MAX_FORMAT_BYTES} bytes where the response is stored",
+            )
+
+
+class ConversationCreate(Body):
+    """Body of a request for a new conversation."""
+
+    items: Annotated[list[Item], Field(max_length=20)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Body):
+    """Body of a change to a conversation."""
+
+    metadata: Metadata | None = None
+
+
+class ItemsCreate(Body):
+    """Items to be added to a conversation."""
+
+    items: Annotated[list[Item], Field(min_length=1, max_length=20)]

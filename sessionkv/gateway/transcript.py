@@ -1,0 +1,103 @@
+"""A client's conversation reduced to what stays the same however the client writes it down.
+
+Clients that keep no session send everything each time, and not quite as they got it: reasoning is
+dropped, whitespace trimmed, the JSON of tool calls written anew, ids of calls renamed. A digest of
+a conversation up to some message leaves all that out. Two conversations of one digest may therefore
+differ in it; whoever acts on a digest must still compare the messages. Knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = Mapping[str, Any]
+_THOUGHTS = re.compile(r"\A\s*(?:<think>)?.*?</think>", re.DOTALL)
+_SYSTEM = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A conversation as a client sent it.
+
+    Attributes:
+        messages: In the form of Chat Completions; checked by the engine alone.
+        tools: As the template is to be given them; None and none are the same.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def system(self) -> str | None:
+        """What the leading system messages say, as the engine joins them; None without any."""
+        texts = []
+        for message in self.messages:
+            if message.get("role") not in _SYSTEM:
+                break
+            texts.append(text_of(message))
+        return "\n\n".join(texts) if texts else None
+
+    def digests(self) -> list[str]:
+        """Of the conversation up to each answer in it, first to last. O(conversation)."""
+        state = self._tools_state()
+        calls: dict[str, int] = {}
+        found = []
+        for message in self.messages:
+            state.update(_framed(_essence(message, calls)))
+            if message.get("role") == "assistant":
+                found.append(state.copy().hexdigest())
+        return found
+
+    def answered(self, reply: Message) -> str:
+        """The digest of the conversation with an answer behind it."""
+        return Transcript((*self.messages, reply), self.tools).digests()[-1]
+
+    def _tools_state(self) -> Any:
+        return hashlib.sha256(_framed(list(self.tools or ())))
+
+
+def text_of(message: Message) -> str:
+    """A message's text; parts are joined with nothing between, as the engine does."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list | tuple) else ()
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def _framed(value: Any) -> bytes:
+    """JSON in one spelling, with its length before it, so that no two sequences run together."""
+    text = json.dumps(value, sort_keys=True, default=str).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def _essence(message: Message, calls: dict[str, int]) -> list[Any]:
+    """What of a message counts; ``calls`` numbers the ids of tool calls as they come."""
+    role = message.get("role")
+    text = text_of(message)
+    if role == "assistant":
+        text = _THOUGHTS.sub("", text, count=1)
+    asked = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        calls.setdefault(str(call.get("id")), len(calls))
+        asked.append([function.get("name"), _canonical(function.get("arguments"))])
+    answers = message.get("tool_call_id")
+    number = None if answers is None else calls.get(str(answers), str(answers))
+    role = "system" if role in _SYSTEM else role
+    return [role, text.strip(), message.get("name"), number, asked]
+
+
+def _canonical(arguments: Any) -> Any:
+    """Arguments as the value they stand for; text that is no JSON stands for itself."""
+    if not isinstance(arguments, str):
+        return [arguments or {}]
+    try:
+        return [json.loads(arguments)] if arguments.strip() else [{}]
+    except (ValueError, RecursionError):
+        return arguments

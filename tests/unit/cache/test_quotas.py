@@ -1,0 +1,128 @@
+"""Quotas of tenants: what was used last is within, the rest ranks as if nobody wanted it."""
+
+import pytest
+
+from sessionkv.cache.retention import Retention
+from sessionkv.errors import PinRefused
+from sessionkv.types import BlockHash, Tier
+from sessionkv.types.access import TenantQuota
+
+
+def keys(*names: str) -> list[BlockHash]:
+    return [BlockHash(name.encode()) for name in names]
+
+
+def retention(**blocks: int) -> Retention:
+    """Tenant ``t`` has so many blocks of 10 bytes in each tier named; ``free`` has no quota."""
+    made = Retention(block_bytes=10, caps=dict.fromkeys(Tier, 1000))
+    quota = TenantQuota(**{f"{tier}_bytes": 10 * count + 9 for tier, count in blocks.items()})
+    made.set_limits({"t": quota}, has_tenants=True)
+    return made
+
+
+def ranks(held: Retention, tier: Tier, *names: str) -> list[int]:
+    return [held.rank(key, tier) for key in keys(*names)]
+
+
+def test_the_last_used_are_within_and_each_tier_counts_for_itself() -> None:
+    held = retention(device=2, host=3)
+    held.own(keys("a", "b", "c", "d"), tenant="t")
+    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d") == [0, 0, 1, 1]
+    assert ranks(held, Tier.HOST, "a", "b", "c", "d") == [0, 1, 1, 1]
+    assert ranks(held, Tier.DISK, "a", "b", "c", "d") == [1, 1, 1, 1]
+    assert set(held.take_fallen()) == set(keys("a", "b"))
+    assert held.quotas.figures("t") == {
+        "device": {"quota_bytes": 20, "retained_bytes": 20, "past_bytes": 20},
+        "host": {"quota_bytes": 30, "retained_bytes": 30, "past_bytes": 10},
+    }
+
+
+def test_others_are_not_touched() -> None:
+    held = retention(device=1)
+    held.own(keys("x", "y", "z"), tenant="free")
+    held.own(keys("a", "b"), tenant="t")
+    assert ranks(held, Tier.DEVICE, "x", "y", "z", "a", "b") == [1, 1, 1, 0, 1]
+
+
+def test_of_a_log_that_is_used_the_start_stays() -> None:
+    held = retention(device=3)
+    log = keys("a", "b", "c", "d", "e")
+    held.own(log, tenant="t")
+    held.used(log, tenant="t")
+    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d", "e") == [1, 1, 1, 0, 0]
+    held.used(keys("e", "unknown"), tenant="t")
+    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d", "e") == [1, 1, 0, 0, 1]
+
+
+def test_what_nobody_owns_any_more_makes_room() -> None:
+    held = retention(device=2)
+    held.own(keys("a"), tenant="t")
+    held.own(keys("b", "c"), tenant="t")
+    held.own(keys("b"), tenant="t")
+    assert held.disown(keys("b", "c"), tenant="t") == keys("c")
+    assert ranks(held, Tier.DEVICE, "a", "b") == [0, 1]
+    held.used(keys("a"), tenant="t")
+    assert ranks(held, Tier.DEVICE, "a", "b") == [1, 1]
+    held.disown(keys("a", "b"), tenant="t")
+    assert held.quotas.figures("t")["device"]["retained_bytes"] == 0
+
+
+def test_what_leaves_memory_counts_on_and_what_was_past_is_forgotten() -> None:
+    held = retention(disk=2)
+    held.own(keys("a", "b", "c"), tenant="t")
+    held.forget(keys("a", "b", "c"), tenant="t")
+    assert held.quotas.figures("t")["disk"] == {
+        "quota_bytes": 20,
+        "retained_bytes": 20,
+        "past_bytes": 0,
+    }
+    held.take_fallen()
+    held.own(keys("d"), tenant="t")
+    assert held.take_fallen() == (BlockHash(b"b"),)
+    assert held.quotas.figures("t")["disk"]["past_bytes"] == 0
+
+
+def test_what_is_pinned_stays_within() -> None:
+    held = retention(device=2)
+    held.own(keys("a"), [(Tier.DEVICE, 50)], tenant="t")
+    held.own(keys("b", "c", "d"), tenant="t")
+    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d") == [53, 0, 0, 1]
+
+
+def test_pins_of_a_tenant_fit_its_quota() -> None:
+    held = retention(device=2)
+    held.check_quota("t", Tier.DEVICE, keys("a", "b"))
+    held.check_quota("t", Tier.HOST, keys("a", "b", "c"))
+    held.check_quota("free", Tier.DEVICE, keys("a", "b", "c"))
+    with pytest.raises(PinRefused) as raised:
+        held.check_quota("t", Tier.DEVICE, keys("a", "b", "c"))
+    assert raised.value.details == {"tier": "device", "needed_bytes": 30, "allowed_bytes": 29}
+
+
+def test_a_refused_pin_tells_nothing_of_others() -> None:
+    told = []
+    for num_others in (79, 80):
+        held = retention()
+        held.own(keys(*map(str, range(num_others))), [(Tier.HOST, 50)], tenant="other")
+        with pytest.raises(PinRefused) as raised:
+            held.check_pin(Tier.HOST, keys("a", "b"))
+        told.append(raised.value.to_wire())
+    assert told[0] == told[1]
+
+
+def test_public_blocks_count_for_nobody() -> None:
+    held = retention(device=1)
+    held.quotas.public.update(keys("p", "q"))
+    held.own(keys("p", "q", "a"), tenant="t")
+    assert ranks(held, Tier.DEVICE, "p", "q", "a") == [1, 1, 1]
+
+
+def test_other_quotas_while_it_runs() -> None:
+    held = retention(device=3)
+    held.own(keys("a", "b", "c"), tenant="t")
+    held.set_limits({"t": TenantQuota(device_bytes=10)}, has_tenants=True)
+    assert ranks(held, Tier.DEVICE, "a", "b", "c") == [0, 0, 1]
+    assert set(held.take_fallen()) == set(keys("a", "b"))
+    held.set_limits({}, has_tenants=True)
+    assert ranks(held, Tier.DEVICE, "a", "b", "c") == [1, 1, 1]
+    assert held.quotas.past == {tier: set() for tier in Tier}
