@@ -5,11 +5,15 @@ import pytest
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import SequenceState
 from sessionkv.types import (
+    BlockHash,
+    BlockMove,
+    BlockRecord,
     Match,
     MoveOutcome,
     SampledToken,
     StepOutput,
     StepPlan,
+    Tier,
     Transfer,
     TransferResult,
 )
@@ -51,6 +55,11 @@ def loading(num_blocks: int, **scheduler: object) -> tuple[Scheduler, StepPlan, 
     made, plan = decoding(kv, **scheduler)
     made.add(make_sequence(1, [1] * (4 * num_blocks + 2)), 0.0)
     return made, plan, kv
+
+
+def spill(transfer_id: int) -> Transfer:
+    record = BlockRecord(BlockHash(b"k"), BlockHash(b"p"), (1,))
+    return Transfer(transfer_id, Tier.DEVICE, Tier.HOST, (BlockMove(record, 0, 0),))
 
 
 def test_a_step_in_flight_goes_on_while_another_sequence_is_admitted_and_loads() -> None:
@@ -117,6 +126,24 @@ def test_room_is_made_a_part_at_a_time_and_nobody_takes_it_meanwhile() -> None:
     scheduler.load_beside(0.0)
     assert not scheduler.has_more
     assert [scheduler.get(i).state for i in (1, 2)] == [SequenceState.FETCHING] * 2
+    assert following(scheduler, plan).steps[0].seq_id == 9
+
+
+def test_without_room_it_is_tried_again_when_all_copies_that_make_some_have_ended() -> None:
+    scheduler, plan, kv = loading(3)
+    kv.spills = [spill(901), spill(902)]
+    kv._held_back = {901: kv.free[2:20], 902: kv.free[20:]}
+    kv.free = kv.free[:2]
+    scheduler.load_beside(0.0)
+    assert scheduler.get(1).blocked_since == 0.0
+    first, second = scheduler.take_transfers()
+    answer(scheduler, first)  # there would be room, but more is to come
+    scheduler.load_beside(0.0)
+    assert scheduler.get(1).state is SequenceState.WAITING
+    plan = following(scheduler, plan)  # which nobody holds up
+    answer(scheduler, second)
+    scheduler.load_beside(0.0)
+    assert scheduler.get(1).state is SequenceState.FETCHING
     assert following(scheduler, plan).steps[0].seq_id == 9
 
 
