@@ -377,7 +377,9 @@ class Scheduler:
             self._makes_room = tried is Tried.MAKES_ROOM
             if tried is Tried.ADMITTED:
                 self._life.admitted(sequence)
-                sequence.only_loads = not self._meet(sequence, now)
+                # Its admission has cost about as much as the other half of its loads.
+                half = self._most_blocks // 2
+                sequence.only_loads = not self._meet(sequence, now, most_blocks=half)
             elif tried is not Tried.WAITS or self.num_running >= self._max_running:
                 return
 
@@ -529,8 +531,11 @@ class Scheduler:
             if room <= 0 or batch.budget <= 0 or self._makes_room:
                 return
 
-    def _meet(self, sequence: Sequence, now: float) -> bool:
-        """Let the two cursors of a sequence that fetches go on; whether the front may compute."""
+    def _meet(self, sequence: Sequence, now: float, most_blocks: int | None = None) -> bool:
+        """Let the two cursors of a sequence that fetches go on; whether the front may compute.
+
+        If it may not, loads of at most so many blocks are begun.
+        """
         sequence.only_loads = False
         meeting = self._kv.advance(sequence.seq_id)
         if meeting.joined:
@@ -549,7 +554,8 @@ class Scheduler:
         sequence.compute_limit = min((x for x in limits if x is not None), default=UNBOUNDED)
         may_compute = sequence.compute_limit > sequence.num_computed
         if not may_compute:
-            wanted, claims = claims, claims.bounded(self._most_blocks)
+            most = self._most_blocks if most_blocks is None else most_blocks
+            wanted, claims = claims, claims.bounded(most)
             self._holds_loads_back |= claims is not wanted
         awaited = 0 if sequence.lost else num_awaited(meeting, claims, size)
         sequence.num_awaited = 0 if may_compute else awaited

@@ -105,7 +105,7 @@ def test_loads_are_begun_a_part_at_a_time_from_the_back() -> None:
         begun += scheduler.take_ready()
         assert scheduler.has_more is has_more
         plan = following(scheduler, plan)
-    assert [[move.src for move in transfer.moves] for transfer in begun] == [[3, 4], [1, 2], [0]]
+    assert [[move.src for move in transfer.moves] for transfer in begun] == [[4], [2, 3], [0, 1]]
     for transfer in begun:
         assert scheduler.get(1).state is SequenceState.FETCHING
         answer(scheduler, transfer)
