@@ -143,11 +143,9 @@ class BlockPool:
         """
         if count > len(self._free):
             raise LeaseError(f"{count} blocks of {self.tier} asked for, {len(self._free)} are free")
-        first = len(self._free) - count
-        blocks = self._free[first:]
-        del self._free[first:]
-        blocks.reverse()
-        leases, filling, freed = self._leases, self._filling, self._freed
+        free, freed = self._free, self._freed
+        leases, filling = self._leases, self._filling
+        blocks = [free.pop() for _ in range(count)]
         for block in blocks:
             leases[block] = filling[block] = 1
             freed.pop(block, None)
