@@ -304,9 +304,13 @@ class Flush(Request):
 
 @dataclass(frozen=True, slots=True)
 class Stats(Request):
-    """Reply: Result with all metrics as a nested map."""
+    """Reply: Result with all metrics as a nested map; those of the tenant, unless an operator asks.
+
+    With ``brief`` only whether the engine drains and how many turns run and wait. O(turns).
+    """
 
     TYPE: ClassVar[str] = "stats"
+    brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -407,7 +407,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
     m.Export: {"session": _session_name, "nodes": _numbers},
     m.Import: {"nodes": _nodes, "sessions": _sessions, "commit": _boolean},
     m.Flush: {},
-    m.Stats: {},
+    m.Stats: {"brief": _boolean},
 }
 _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Open: _NAME,

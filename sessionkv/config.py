@@ -153,10 +153,33 @@ class HttpConfig:
     Attributes:
         host: Name or address to listen on; an IPv6 address without brackets.
         port: 0 takes a free one.
+        cors_origins: Origins whose pages may call, as ``https://example.org``.
     """
 
     host: str
     port: int
+    cors_origins: tuple[str, ...] = ()
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        import ipaddress  # only where HTTP is served
+
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def check(self, *, has_keys: bool) -> None:
+        """See that others than this machine's users need a key.
+
+        Raises:
+            ConfigError: They could come in without.
+        """
+        if not (self.is_loopback or has_keys):
+            raise ConfigError(
+                "--http", self.host, "an address of this machine alone, or --keys FILE as well"
+            )
 
     @classmethod
     def parse(cls, address: str) -> HttpConfig:

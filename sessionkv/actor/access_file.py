@@ -30,7 +30,7 @@ from typing import Any
 
 from sessionkv.config import parse_bytes
 from sessionkv.errors import ConfigError
-from sessionkv.types.access import Access, ApiKey, TenantQuota, key_digest
+from sessionkv.types.access import SERVICE_TENANT, Access, ApiKey, TenantQuota, key_digest
 
 MAX_FILE_BYTES = 4 * 1024**2
 MAX_NAME_BYTES = 256
@@ -140,7 +140,7 @@ def _key(field: str, table: Mapping[str, Any]) -> ApiKey:
     return ApiKey(
         name=_text(f"{field}.name", table.get("name")),
         digest=digest,
-        tenant=_text(f"{field}.tenant", table.get("tenant")),
+        tenant=_tenant(f"{field}.tenant", table.get("tenant")),
         operator=operator,
         quota=_quota(field, table),
     )
@@ -176,6 +176,13 @@ def _text(field: str, value: object, *, most: int = MAX_NAME_BYTES) -> str:
     if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= most:
         raise ConfigError(field, value, f"text of 1 to {most} bytes")
     return value
+
+
+def _tenant(field: str, value: object) -> str:
+    found = _text(field, value)
+    if found == SERVICE_TENANT:
+        raise ConfigError(field, value, "another name")
+    return found
 
 
 def _digest(field: str, value: object) -> bytes:

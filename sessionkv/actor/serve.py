@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sessionkv.actor.access_file import read_access
+from sessionkv.actor.access_file import new_key, read_access
 from sessionkv.actor.front_link import StartFront
 from sessionkv.actor.front_process import FrontProcess
 from sessionkv.actor.gateway_process import GatewayProcess
@@ -82,6 +82,12 @@ def run_serve(
         SessionKVError: What kept the engine from starting.
     """
     access = read_access(config.keys)
+    service_key = None
+    if http is not None:
+        http.check(has_keys=config.keys is not None)
+        service_key = new_key() if config.keys is not None else None
+    if service_key is not None:
+        access = access.with_service(service_key)
     share_interpreter()
     _set_thread_environment(config)
     starting = _Starting()
@@ -107,11 +113,12 @@ def run_serve(
                 host.start()
                 report = {"endpoint": listener.endpoint, **host.report}
                 if gateway is not None:
-                    gateway.start({"endpoint": listener.endpoint}, front.stop, meanwhile=front.beat)
+                    told = _told(listener.endpoint, service_key, http)
+                    gateway.start(told, front.stop, meanwhile=front.beat)
                     report["http"] = gateway.url
                 if on_ready is not None:
                     on_ready(report)
-                front.run(host, on_stopping, reload=lambda: _reload(config, host))
+                front.run(host, on_stopping, reload=lambda: _reload(config, host, service_key))
             finally:
                 front.leave()
                 host.drain(abandoned=True)
@@ -182,14 +189,22 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def _reload(config: EngineConfig, host: CoreHost) -> None:
+def _told(endpoint: str, service_key: str | None, http: HttpConfig | None) -> dict[str, Any]:
+    """The gateway's settings."""
+    found: dict[str, Any] = {"endpoint": endpoint, "key": service_key}
+    if http is not None:
+        found |= {"hosts": [http.host], "cors_origins": http.cors_origins}
+    return found
+
+
+def _reload(config: EngineConfig, host: CoreHost, service_key: str | None) -> None:
     """SIGHUP came: the keys as the file has them now, or, where that is not sound, as they were."""
     try:
         access = read_access(config.keys)
     except ConfigError as error:
         _log.error("the keys stay as they were: %s", error)
         return
-    host.renew_access(access)
+    host.renew_access(access if service_key is None else access.with_service(service_key))
     _log.info("%d keys of %d tenants", len(access.keys), len(access.tenants))
 
 

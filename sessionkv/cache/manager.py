@@ -18,6 +18,7 @@ from sessionkv.cache.admission import Admitter, choose
 from sessionkv.cache.block_pool import LeaseError
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.fetching import Fetcher
+from sessionkv.cache.ghosts import Ghosts
 from sessionkv.cache.invariants import check_cache
 from sessionkv.cache.ledger import CacheUsage, Ledger
 from sessionkv.cache.matching import Found
@@ -223,7 +224,22 @@ class KVCacheManager:
         else:
             sequence.looked_up = matching.usable_blocks(chain)
             sequence.hit = len(choice.held)
+            self._note_wanted(chain, found)
         return admission
+
+    def _note_wanted(self, chain: TokenChain, found: Found) -> None:
+        """Count what larger tiers would have had. Free where all is on the device. O(missing)."""
+        ghosts, get = self._residency.ghosts, self._residency.index.get
+        if not any(ghosts.values()):
+            return
+        missing = chain.hashes[len(found.held) : matching.usable_blocks(chain)]
+        entries = [(key, get(key)) for key in missing]
+        off_device = [(key, e) for key, e in entries if e is None or e.device is None]
+        off_memory = [key for key, e in off_device if e is None or e.host is None]
+        ghosts[Tier.DEVICE].look_up(key for key, _ in off_device)
+        ghosts[Tier.HOST].look_up(off_memory)
+        on_disk = {source.record.key for source in found.rest}
+        ghosts[Tier.DISK].look_up(key for key in off_memory if key not in on_disk)
 
     def _found(self, match: Match) -> Found:
         """What a match stands for; one of nothing needs no look-up before it."""
@@ -455,6 +471,10 @@ class KVCacheManager:
         return tuple(wanted) if self._residency.disk else ()
 
     # -- figures
+
+    def wanted_from_larger(self) -> dict[Tier, Ghosts]:
+        """What was looked for and had left, by tier; see :mod:`sessionkv.cache.ghosts`."""
+        return self._residency.ghosts
 
     def ledger(self) -> Ledger:
         """Blocks by tier and state now."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from sessionkv.cache.block_pool import BlockPool, BlockState
 from sessionkv.cache.evicted import EvictedKeys
+from sessionkv.cache.ghosts import Ghosts
 from sessionkv.cache.ledger import Contents, Counters
 from sessionkv.cache.prefix_index import Entry, PrefixIndex
 from sessionkv.cache.retention_view import RetentionView, Unretained
@@ -33,6 +34,7 @@ class Residency:
         num_moves: Blocks that left memory and are on disk, so far.
         moved_down: Of the last of these, the key (of a tail, its parent's) and the count then: a
             receipt asked for before does not have them.
+        ghosts: For each tier what it has dropped lately.
         silence: Lower tiers that are offered nothing and waited for no longer, as they hang.
     """
 
@@ -54,6 +56,7 @@ class Residency:
         self.disk = disk
         self.spill_to_disk = disk and spill_to_disk
         self.evicted = EvictedKeys()
+        self.ghosts = {tier: Ghosts() for tier in Tier}
         self.counters = Counters()
         self.version = 0
         self.wanted = 0
@@ -175,7 +178,9 @@ class Residency:
         num_awaited = sum(map(device.is_awaited, blocks))
         self.counters.count_evictions(Tier.DEVICE, len(blocks), waited=num_awaited)
         self.version += bool(blocks)
-        for key in device.forget_cached(blocks):
+        keys = device.forget_cached(blocks)
+        self.ghosts[Tier.DEVICE].left(keys)
+        for key in keys:
             entry = entries[key]
             entry.device = None
             if entry.host is None:
@@ -185,6 +190,7 @@ class Residency:
         """Drop a cached host block."""
         entry = self.entry_of(self.host, block)
         self.counters.count_evictions(Tier.HOST, 1, waited=self.host.is_awaited(block))
+        self.ghosts[Tier.HOST].left((entry.record.key,))
         self.host.forget(block)
         entry.host = None
         self._left(entry)
@@ -199,6 +205,7 @@ class Residency:
 
     def disk_evicted(self, key: BlockHash) -> None:
         """The store dropped the record to make room; it would not keep it the next time either."""
+        self.ghosts[Tier.DISK].left((key,))
         entry = self.index.get(key)
         if entry is None:
             self.evicted.add(key)

@@ -34,6 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sessions(commands)
     _add_store(commands)
     _add_stats(commands)
+    _add_top(commands)
+    _add_explain(commands)
     add_keys(commands)
     add_public(commands)
     _add_doctor(commands)
@@ -61,6 +63,13 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         "--http",
         metavar="HOST:PORT",
         help="serve the OpenAI and Anthropic APIs too; without HOST on 127.0.0.1",
+    )
+    parser.add_argument(
+        "--cors-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="let pages of this origin call the APIs (none)",
     )
     _add_endpoint(parser)
     parser.add_argument(
@@ -111,6 +120,8 @@ def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
 
     listing = action("ls", "list sessions", session=False)
     listing.add_argument("prefix", nargs="?", default="", help="only names that start so")
+    tree = action("tree", "which sessions are forks of which", session=False)
+    tree.add_argument("prefix", nargs="?", default="", help="only names that start so")
     action("show", "one session: turns, tokens, bytes in each tier, pin")
     action("fork", "a new session on the last completed turn").add_argument(
         "name", help="name of the new session"
@@ -218,6 +229,41 @@ def _add_store(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_stats(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("stats", help="metrics of the running engine")
     parser.set_defaults(module="stats")
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=float,
+        nargs="?",
+        const=2.0,
+        help="show them anew so often (2), until q or Ctrl-C",
+    )
+    _add_endpoint(parser)
+    add_client_flags(parser)
+    _add_json(parser)
+
+
+def _add_top(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "top", help="sessions, tiers, hit rates and latencies of the running engine, live"
+    )
+    parser.set_defaults(module="top")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="(1)")
+    parser.add_argument("--sessions", type=int, default=15, metavar="N", help="most shown (15)")
+    _add_endpoint(parser)
+    add_client_flags(parser)
+
+
+def _add_explain(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="why a turn computed what was computed before, and what helps",
+        description="Say of a session's last turns, or of one, what of its prompt was found, what "
+        "was computed again, from where on and why, and what helps.",
+    )
+    parser.set_defaults(module="explain")
+    parser.add_argument("target", metavar="SESSION|NODE", help="name of a session, or n-NUMBER")
+    parser.add_argument("--turn", type=int, metavar="N", help="the session's Nth turn")
+    parser.add_argument("--last", type=int, default=3, metavar="N", help="the last N turns (3)")
     _add_endpoint(parser)
     add_client_flags(parser)
     _add_json(parser)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sessionkv.cli import output
 from sessionkv.cli.progress import StartProgress
 from sessionkv.cli.settings import config_from
+from sessionkv.cli.usage import WrongUsage
 from sessionkv.config import HttpConfig
 
 if TYPE_CHECKING:
@@ -21,7 +23,11 @@ def run(args: argparse.Namespace) -> int:
     from sessionkv.actor.serve import run_serve
 
     config = config_from(args)
-    http = None if args.http is None else HttpConfig.parse(args.http)
+    http = None
+    if args.http is not None:
+        http = replace(HttpConfig.parse(args.http), cors_origins=tuple(args.cors_origin))
+    elif args.cors_origin:
+        raise WrongUsage("--cors-origin is for --http")
     again = "Ctrl-C again" if sys.stdin.isatty() else "a second signal"
     with StartProgress() as progress:
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from sessionkv.cli import output
 from sessionkv.cli.connect import connect
+from sessionkv.cli.session_tree import nested, session_trees
 from sessionkv.types import Tier
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ TIERS = tuple(tier.value for tier in Tier)
 def run(args: argparse.Namespace) -> int:
     """Carry out one action and print what came of it."""
     with connect(args) as client:
-        if args.action == "ls":
+        if args.action == "tree":
+            _print_tree(client, args.prefix, as_json=args.json)
+        elif args.action == "ls":
             _print_list(client.sessions(args.prefix), args.prefix, as_json=args.json)
         elif args.action == "rm":
             client.delete(args.session)
@@ -63,6 +66,17 @@ def _print_list(sessions: list[SessionInfo], prefix: str, *, as_json: bool) -> N
     else:
         which = f" that start with {prefix!r}" if prefix else ""
         output.stdout().print(f"no sessions{which}", markup=False)
+
+
+def _print_tree(client: Client, prefix: str, *, as_json: bool) -> None:
+    from sessionkv.client.portable import session_path
+
+    paths = {info.name: session_path(client, info.name) for info in client.sessions(prefix)}
+    if as_json:
+        output.print_json(nested(paths))
+        return
+    for tree in session_trees(paths):
+        output.stdout().print(tree)
 
 
 def _print_removed(name: str, *, as_json: bool) -> None:

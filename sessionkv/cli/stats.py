@@ -6,23 +6,31 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Group, RenderableType
+
 from sessionkv.cli import output
 from sessionkv.cli.connect import connect
+from sessionkv.cli.watching import watch
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what the engine counts, one table for each group."""
     with connect(args) as client:
+        if args.watch is not None and not args.json:
+            return watch(lambda: _tables(client.stats()), every_s=args.watch)
         stats = client.stats()
     if args.json:
         output.print_json(stats)
         return 0
-    console = output.stdout()
-    for number, (title, values) in enumerate(_groups(stats)):
-        if number:
-            console.print()
-        console.print(output.pairs(values, title=title))
+    output.stdout().print(_tables(stats))
     return 0
+
+
+def _tables(stats: Mapping[str, Any]) -> Group:
+    parts: list[RenderableType] = []
+    for title, values in _groups(stats):
+        parts += [*([""] if parts else []), output.pairs(values, title=title)]
+    return Group(*parts)
 
 
 def _groups(stats: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
@@ -42,6 +50,8 @@ def _is_map(value: Any) -> bool:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
+        if key == "buckets":
+            continue  # for programs; people have the quantiles
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         else:

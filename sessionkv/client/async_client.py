@@ -152,6 +152,11 @@ class AsyncClient:
         """Delete a session: its name, and every turn and block that no other session reaches."""
         await self._call(wire.Close, {"session": name, "keep": False})
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection is over for good: closed, refused, or given up."""
+        return self._core.has_ended
+
     async def welcome(self) -> wire.Welcome:
         """How the engine greeted this connection: its model, its limits.
 
@@ -169,9 +174,13 @@ class AsyncClient:
         value: dict[str, Any] = await self._call(wire.Flush, {}, has_timeout=False)
         return value
 
-    async def stats(self) -> dict[str, Any]:
-        """All metrics of the engine, as a nested map."""
-        value: dict[str, Any] = await self._call(wire.Stats, {})
+    async def stats(self, *, brief: bool = False) -> dict[str, Any]:
+        """All metrics of the engine, as a nested map; of a tenant, unless the key is an operator's.
+
+        Args:
+            brief: Only whether the engine drains and how many turns run and wait; cheap.
+        """
+        value: dict[str, Any] = await self._call(wire.Stats, given(brief=brief or None))
         return value
 
     async def close(self) -> None:

@@ -209,9 +209,13 @@ class Client:
         value: dict[str, Any] = self._call(wire.Flush, {}, has_timeout=False)
         return value
 
-    def stats(self) -> dict[str, Any]:
-        """All metrics of the engine, as a nested map."""
-        value: dict[str, Any] = self._call(wire.Stats, {})
+    def stats(self, *, brief: bool = False) -> dict[str, Any]:
+        """All metrics of the engine, as a nested map; of a tenant, unless the key is an operator's.
+
+        Args:
+            brief: Only whether the engine drains and how many turns run and wait; cheap.
+        """
+        value: dict[str, Any] = self._call(wire.Stats, given(brief=brief or None))
         return value
 
     def close(self) -> None:

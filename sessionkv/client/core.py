@@ -47,6 +47,11 @@ class ClientCore:
         self._pid = os.getpid()
         transport.start(self)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether there will be no connection any more."""
+        return self._given_up
+
     # -- for the application ----------------------------------------------------------------
 
     def submit(

@@ -58,6 +58,16 @@ def export_trees(
             progress(done)
 
 
+def session_path(client: Client, name: str) -> list[int]:
+    """Numbers of a session's turns, root first; the id of one is ``n-`` and its number.
+
+    Raises:
+        SessionNotFound: There is no session of that name.
+    """
+    path: list[int] = client._call(wire.Export, {"session": name})["path"]
+    return path
+
+
 def import_tree(client: Client, tree: PortableTree) -> dict[str, Any]:
     """Send a tree of turns and its sessions; all of it is in the journal when this returns.
 

@@ -237,6 +237,7 @@ class NodeInfo:
         usage: ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens`` as they were
             reported; empty where that was not kept.
         metadata: What the client had kept with it.
+        cache: Cache report of the turn, where it is still known.
     """
 
     node: str
@@ -251,6 +252,7 @@ class NodeInfo:
     finish_reason: FinishReason | None
     usage: Mapping[str, int]
     metadata: Mapping[str, Any]
+    cache: CacheReport | None = None
 
 
 def node_info(value: Mapping[str, Any]) -> NodeInfo:
@@ -269,6 +271,7 @@ def node_info(value: Mapping[str, Any]) -> NodeInfo:
         finish_reason=FinishReason(reason) if reason else None,
         usage=value.get("usage") or {},
         metadata=value.get("metadata") or {},
+        cache=cache_from_map(value["cache"]) if value.get("cache") else None,
     )
 
 

@@ -122,7 +122,8 @@ class CallDesk:
             elif isinstance(request, wire.Export):
                 self._answer(CallDone(ask.call_id, export(self._tree, tenant, request)))
             elif isinstance(request, wire.Stats):
-                self._answer(CallDone(ask.call_id, self._stats(ask, now)))
+                found = self._brief(tenant) if request.brief else self._stats(ask, now)
+                self._answer(CallDone(ask.call_id, found))
             elif isinstance(request, wire.Places):
                 self.places.ask(ask.call_id, (tenant, request.session))
             elif isinstance(request, wire.Flush):
@@ -214,17 +215,23 @@ class CallDesk:
         """A tenant's own figures; for an operator those of the engine and of each tenant."""
         if not ask.operator:
             return {"tenant": ask.tenant, **self._of_tenant(ask.tenant)}
-        values = engine_stats(self._parts, now)
+        values = {**engine_stats(self._parts, now), "draining": self._turns.draining}
         tenants = self._parts.tenants.tenants
         if tenants:
             values["tenants"] = {tenant: self._of_tenant(tenant) for tenant in tenants}
         return values
 
-    def _of_tenant(self, tenant: str) -> dict[str, Any]:
+    def _brief(self, tenant: str) -> dict[str, Any]:
         turns, computing = self._turns.num_of(tenant), self._turns.num_computing(tenant)
         return {
+            "draining": self._turns.draining,
             "requests_running": computing,
             "requests_waiting": turns - computing,
+        }
+
+    def _of_tenant(self, tenant: str) -> dict[str, Any]:
+        return {
+            **self._brief(tenant),
             **self._parts.tenants.snapshot(tenant),
             "quota": self._tree.retention.quotas.figures(tenant),
         }
@@ -267,6 +274,7 @@ class CallDesk:
                 raise no_node(node_id)
             record = found[0]
         parent_id, root = record.parent_id, path[0]
+        cache = self._turns.last_cache.get(record.node_id)
         return {
             "node": format_node_id(record.node_id),
             "parent": None if parent_id is None else format_node_id(parent_id),
@@ -274,6 +282,7 @@ class CallDesk:
             "turns": self._tree.num_turns(record.node_id),
             "finish_reason": record.finish_reason or None,
             "created_s": record.created_s,
+            "cache": None if cache is None else cache_to_map(cache),
             "stored": (record.node_id, record.incoming_blob, record.reply_blob),
             "root": (root.node_id, root.incoming_blob),
         }

@@ -117,7 +117,16 @@ class Metrics:
         self._miss_tokens: Counter[str] = Counter()
         self._durations = {
             name: Histogram()
-            for name in ("ttft", "inter_token", "e2e", "queue", "fetch", "prefill", "step")
+            for name in (
+                "ttft",
+                "inter_token",
+                "e2e",
+                "queue",
+                "fetch",
+                "prefill",
+                "decode",
+                "step",
+            )
         }
         self._book_errors = 0
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=128)
@@ -165,6 +174,9 @@ class Metrics:
         self._miss_tokens.update(cache.miss_tokens)
         durations["e2e"].observe(e2e_s)
         durations["ttft"].observe(cache.ttft_ms / 1000.0)
+        if cache.decode_tokens_per_s:
+            decoded = finished.num_output_tokens - 1
+            durations["decode"].observe(decoded / cache.decode_tokens_per_s)
         durations["queue"].observe(cache.queue_ms / 1000.0)
         durations["prefill"].observe(cache.prefill_ms / 1000.0)
         if cache.host_tokens or cache.disk_tokens:

@@ -35,6 +35,16 @@ def engine_stats(parts: CoreParts, now: float) -> dict[str, Any]:
         "expected_sessions": len(parts.returns),
         "expected_blocks": parts.returns.num_blocks,
     }
+    values["larger_cache"] = {
+        tier.value: {
+            "wanted_blocks": ghosts.num_wanted,
+            "by_more_bytes": {
+                str(blocks * parts.runner.geometry.block_bytes): hits
+                for blocks, hits in ghosts.by_size()
+            },
+        }
+        for tier, ghosts in parts.kv.wanted_from_larger().items()
+    }
     values["rates"] = parts.planner.rates.report()
     values["store"] = {
         "journal_bytes": parts.store.journal_bytes(),

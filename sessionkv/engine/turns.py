@@ -54,6 +54,9 @@ from sessionkv.errors import (
 )
 from sessionkv.types import CacheReport, FinishReason, KeyRecord
 
+MAX_REPORTS = 10_000
+"""Cache reports kept, so that a miss can be explained later."""
+
 
 @dataclass(slots=True)
 class _Line:
@@ -67,7 +70,7 @@ class TurnDesk:
     Attributes:
         out: Messages for the front, oldest first; the core empties it.
         active: Turns by id.
-        last_cache: Cache reports by node, of turns since the start that a session ends with.
+        last_cache: Cache reports by node, of the last turns since the start.
     """
 
     def __init__(self, parts: CoreParts, commits: Commits) -> None:
@@ -433,8 +436,9 @@ class TurnDesk:
             line.waiting.remove(turn)
             return
         if isinstance(answer, TurnCommitted) and turn.finished and turn.node_id is not None:
-            self.last_cache.pop(turn.base_id, None)
             self.last_cache[turn.node_id] = turn.finished.cache
+            if len(self.last_cache) > MAX_REPORTS:
+                del self.last_cache[next(iter(self.last_cache))]
             self._use(turn.node_id, turn.ask.tenant)
         self._expect(turn, head, isinstance(answer, TurnCommitted), now)
         del self._lines[head]

@@ -9,19 +9,23 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sessionkv.errors import SessionKVError
-from sessionkv.gateway import admin, page_files
+from sessionkv.gateway import admin, health, metrics, page_files
 from sessionkv.gateway.anthropic import messages
 from sessionkv.gateway.errors import Problem, invalid_body, problem_response
+from sessionkv.gateway.guard import Guard
 from sessionkv.gateway.openai import chat, completions, models, responses
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.settings import GatewaySettings
 from sessionkv.gateway.sse import ClientGone
 
 _ROUTERS = (
+    health.router,
+    metrics.router,
     models.router,
     chat.router,
     completions.router,
@@ -47,6 +51,17 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
     app = FastAPI(title="sessionkv", version=version("sessionkv"), lifespan=lifespan)
     app.add_middleware(_BodyLimit, most=settings.body_bytes)
+    app.add_middleware(
+        Guard, admission=services, hosts=settings.hosts, origins=settings.cors_origins
+    )
+    if settings.cors_origins:  # outermost: a browser asks for leave without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _gone)

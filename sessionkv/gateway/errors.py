@@ -30,6 +30,8 @@ _STATUS: Mapping[str, int] = {
     "pin_refused": 400,
     "template_refused": 400,
     "protocol_violation": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
     "session_not_found": 404,
     "node_not_found": 404,
     "model_not_found": 404,

@@ -9,8 +9,9 @@ from typing import Any
 from starlette.requests import Request
 
 from sessionkv.client import AsyncClient
-from sessionkv.errors import ModelNotFound
+from sessionkv.errors import ModelNotFound, Unauthorized
 from sessionkv.gateway.clients import Caller, ClientPool
+from sessionkv.gateway.guard import key_of
 from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.gateway.settings import GatewaySettings
 
@@ -80,9 +81,34 @@ class Services:
 
         Raises:
             ConnectionLost: No engine is there.
+            Unauthorized: It shows no key that the engine knows.
         """
-        del request
-        return await self._clients.get(None)
+        key = key_of(request.headers) if self.asks_for_keys else None
+        if key is None and self.asks_for_keys:
+            raise Unauthorized("give an API key: Authorization: Bearer KEY")
+        return await self._clients.get(key)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether callers have to show a key."""
+        return self.settings.key is not None
+
+    async def admit(self, key: str) -> None:
+        """See that the engine knows a key.
+
+        Raises:
+            ConnectionLost: No engine is there.
+            Unauthorized: It does not.
+        """
+        await self._clients.get(key)
+
+    async def own_client(self) -> AsyncClient:
+        """The gateway's own connection, which sees nobody's sessions.
+
+        Raises:
+            ConnectionLost: No engine is there.
+        """
+        return (await self._clients.get(self.settings.key)).client
 
     async def client(self, request: Request) -> AsyncClient:
         """The connection to the engine that a request uses.
@@ -99,7 +125,7 @@ class Services:
             ConnectionLost: No engine is there.
         """
         if self._model is None:
-            served = await (await self._clients.get(None)).client.served()
+            served = await (await self.own_client()).served()
             style = self.settings.reply_style or served.reply_style
             self._model = ServedModel(served.model, served.max_model_len, served.limits, style)
         return self._model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,12 +21,19 @@ class GatewaySettings:
         reply_style: How the model writes tool calls and reasoning, where the engine's own finding
             is to be overruled.
         clients: Most connections to the engine, one for each key; the one used longest ago closes.
+        key: The gateway's own, for what it asks before anybody calls; None where the engine has no
+            keys. With one, callers have to show theirs.
+        hosts: Names beside those of this machine that callers may use for it.
+        cors_origins: Origins whose pages may call; none by default.
     """
 
     endpoint: str
     ping_s: float = 10.0
     body_bytes: int = 32 * 1024**2
     clients: int = 64
+    key: str | None = None
+    hosts: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
     reply_style: ReplyStyle | None = None
 
     def to_json(self) -> str:

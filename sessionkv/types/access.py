@@ -12,6 +12,9 @@ from dataclasses import dataclass, fields
 
 from sessionkv.types.blocks import Tier
 
+SERVICE_TENANT = "~gateway"
+"""Of whoever serves HTTP for an engine with keys, before anybody calls: it has no sessions."""
+
 
 @dataclass(frozen=True, slots=True)
 class TenantQuota:
@@ -88,8 +91,14 @@ class Access:
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Every tenant that has a key, each once, in the order of the keys."""
-        return tuple(dict.fromkeys(entry.tenant for entry in self.keys))
+        """Every tenant that has a key of its own, each once, in the order of the keys."""
+        found = dict.fromkeys(entry.tenant for entry in self.keys)
+        return tuple(tenant for tenant in found if tenant != SERVICE_TENANT)
+
+    def with_service(self, key: str) -> Access:
+        """The same and a key of the engine's own HTTP server, which may look at nothing."""
+        entry = ApiKey(SERVICE_TENANT, key_digest(key), SERVICE_TENANT, quota=TenantQuota(turns=0))
+        return Access((*self.keys, entry), self.public)
 
     @property
     def quotas(self) -> Mapping[str, TenantQuota]:

@@ -1,0 +1,149 @@
+"""Who gets in over HTTP: before any route, and whatever the route is.
+
+==================  =========================================================================
+engine with keys    every path but ``/health`` asks for one: ``Authorization: Bearer``,
+                    ``x-api-key``, or as the password of ``Basic``, which browsers ask for
+engine without      only names of this machine in ``Host``: a web page that has its own name
+                    point here (DNS rebinding) is refused
+both                a page of another origin is refused unless ``cors_origins`` names it
+==================  =========================================================================
+
+A key is shown to the engine, which alone knows keys; nothing is compared here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Sequence
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sessionkv.errors import SessionKVError
+from sessionkv.gateway.errors import Problem, problem_of
+
+OPEN_PATHS = frozenset({"/health"})
+"""Served to whoever asks, and saying nothing of anybody."""
+_CHALLENGE = 'Bearer realm="sessionkv", Basic realm="sessionkv"'
+_MAX_KEY_CHARS = 4096
+
+
+class Admission(Protocol):
+    """Shows keys to the engine."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether the engine has keys."""
+        ...
+
+    async def admit(self, key: str) -> None:
+        """See that the engine knows a key.
+
+        Raises:
+            Unauthorized: It does not.
+        """
+        ...
+
+
+class Guard:
+    """ASGI middleware; lets a request through or answers it."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        admission: Admission,
+        hosts: Sequence[str],
+        origins: Sequence[str],
+    ) -> None:
+        """In front of an application.
+
+        Args:
+            app: The application.
+            admission: Shows keys to the engine.
+            hosts: Names beside those of this machine that may stand in ``Host``.
+            origins: Of pages that may call from elsewhere.
+        """
+        self._app = app
+        self._admission = admission
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # there are no web sockets here
+        problem = await self._problem(scope["path"], Headers(scope=scope))
+        if problem is None:
+            await self._app(scope, receive, send)
+            return
+        response = problem.response(scope["path"])
+        if problem.status == 401:
+            response.headers["WWW-Authenticate"] = _CHALLENGE
+        await response(scope, receive, send)
+
+    async def _problem(self, path: str, headers: Headers) -> Problem | None:
+        if not self._is_own_page(headers):
+            return Problem(403, "origin_refused", "pages of another origin may not call this")
+        if not self._admission.asks_for_keys:
+            if self._is_own_host(headers.get("host", "")):
+                return None
+            return Problem(403, "host_refused", "this server is not known by that name")
+        if path in OPEN_PATHS:
+            return None
+        key = key_of(headers)
+        if key is None:
+            return Problem(401, "unauthorized", "give an API key: Authorization: Bearer KEY")
+        try:
+            await self._admission.admit(key)
+        except SessionKVError as error:
+            return problem_of(error)
+        return None
+
+    def _is_own_host(self, host: str) -> bool:
+        name = (urlsplit(f"//{host}").hostname or "") if host else ""
+        return name in self._hosts or is_loopback(name)
+
+    def _is_own_page(self, headers: Headers) -> bool:
+        """Browsers say of a page where it is from; other clients say nothing."""
+        origin = headers.get("origin")
+        if origin is None or origin in self._origins:
+            return True
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host's name or address is that of this machine alone."""
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def key_of(headers: Headers) -> str | None:
+    """The key that a request shows, however it does; None without any."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        key = value.strip()
+    elif scheme.lower() == "basic":
+        key = _password(value)
+    else:
+        key = headers.get("x-api-key", "").strip()
+    return key if 0 < len(key) <= _MAX_KEY_CHARS and key.isascii() else None
+
+
+def _password(value: str) -> str:
+    try:
+        pair = base64.b64decode(value.strip(), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+    return pair.partition(":")[2]
