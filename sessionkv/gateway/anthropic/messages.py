@@ -33,7 +33,6 @@ def router(services: Services) -> APIRouter:
         check_prompt(body)
         check_answer(body, served.reply_style)
         caller = await services.caller(request)
-        await caller.conversations.load()
         asked = Asked(body, request.headers, caller, served, fingerprints)
         response: Response
         if body.stream:
