@@ -22,6 +22,11 @@ OBJECT = (
 HERMES = OBJECT % ("<tool_call>\n{", "arguments", "\n</tool_call>")
 LLAMA3 = OBJECT % ('<|python_tag|>{"type": "function", ', "parameters", "")
 MISTRAL = OBJECT % ("[TOOL_CALLS] [{", "arguments", "]")
+LAST = (
+    "{{ '<tool_call>\n{ \"arguments\": ' }}{{ c.function.arguments | tojson }}"
+    """{{ ', "name": "' + c.function.name + '"}\n</tool_call>' }}"""
+)
+LISTED = OBJECT % ("<|tool_call|>[{", "arguments", "]")
 NAMED = "{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' }}{{ c.function.arguments | tojson }}"
 OTHER = "{{ '<tool_call>\n<function=' + c.function.name + '>' }}"
 
@@ -38,6 +43,8 @@ def style(calls: str, opening: str = "", reasoning: str = "") -> ReplyStyle:
         (LLAMA3, "llama3"),
         (MISTRAL, "mistral"),
         (NAMED, "mistral"),
+        (LAST, "hermes"),
+        (LISTED, None),
         (OTHER, None),
         ("", None),
     ],
@@ -50,6 +57,8 @@ def test_reasoning() -> None:
     think = ("<think>", "</think>")
     assert style("", reasoning="{# </think> #}") == ReplyStyle(None, think)
     assert style("", "<think>\n", "{# </think> #}") == ReplyStyle(None, think, True)
+    opened = style(HERMES, "<think>\n", "{# </think> #}")  # calls are shown without it
+    assert opened == ReplyStyle("hermes", think, True)
     assert style(HERMES, reasoning="{# [/THINK] #}").reasoning == ("[THINK]", "[/THINK]")
 
 
