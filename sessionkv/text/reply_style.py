@@ -16,7 +16,8 @@ from sessionkv.types.reply_style import ReplyStyle
 
 _USER = Message("user", "hello")
 _NAME = "look_up_weather"
-_CALLING = Message("assistant", "", tool_calls=(ToolCall(_NAME, '{"city": "Oslo"}', "call00001"),))
+_CALL = ToolCall(_NAME, '{"city": "Oslo"}', "call00001")
+_CALLING = Message("assistant", "", tool_calls=(_CALL,))
 _RESULT = Message("tool", "cold", name=_NAME, tool_call_id="call00001")
 _TOOLS = '[{"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}]'
 _OBJECT = r'\{(?:[^{}]|\{[^{}]*\})*"name"\s*:\s*"'  # up to the name, whatever stands before it
@@ -37,11 +38,20 @@ def find_reply_style(renderer: ChatRenderer, source: str) -> ReplyStyle:
     """
     marks = next((marks for marks in _REASONING if marks[1] in source), None)
     prompt = renderer.try_render((_USER,)) or ""
+    calls = _calls(renderer)
     return ReplyStyle(
-        tool_calls=_calls(renderer),
+        tool_calls=calls,
         reasoning=marks,
         starts_in_reasoning=marks is not None and prompt.rstrip().endswith(marks[0]),
+        single_call=calls is not None and _refuses_two(renderer),
     )
+
+
+def _refuses_two(renderer: ChatRenderer) -> bool:
+    """Whether one call is taken and two are not."""
+    two = replace(_CALLING, tool_calls=(*_CALLING.tool_calls, replace(_CALL, id="call00002")))
+    one, more = (renderer.try_render((_USER, call), generation=False) for call in (_CALLING, two))
+    return one is not None and more is None
 
 
 def _calls(renderer: ChatRenderer) -> str | None:

@@ -53,6 +53,11 @@ def test_calls(calls: str, expected: str | None) -> None:
     assert style(calls) == ReplyStyle(expected)
 
 
+def test_a_template_that_takes_one_call_only() -> None:
+    strict = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}" + LLAMA3
+    assert style(strict) == ReplyStyle("llama3", single_call=True)
+
+
 def test_reasoning() -> None:
     think = ("<think>", "</think>")
     assert style("", reasoning="{# </think> #}") == ReplyStyle(None, think)
@@ -81,7 +86,7 @@ def test_marks_are_shown_though_they_are_control_tokens() -> None:
 
 
 def test_over_the_wire_and_back() -> None:
-    for found in (ReplyStyle(), ReplyStyle("hermes", ("<think>", "</think>"), True)):
+    for found in (ReplyStyle(), ReplyStyle("hermes", ("<think>", "</think>"), True, True)):
         assert ReplyStyle.from_map(found.to_map()) == found
     assert ReplyStyle.from_map({}) == ReplyStyle()
     assert ReplyStyle.from_map({"tool_calls": "new", "starts_in_reasoning": True}) == ReplyStyle()
