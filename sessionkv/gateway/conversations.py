@@ -124,17 +124,12 @@ class Conversations:
             self.later(self._delete(oldest))
 
     async def name(self, running: str, name: str, keeping: Keeping) -> None:
-        """Give a session whose turn is committed its name; the first step sends the request."""
-        try:
-            await self.client.session(running).fork(name)
-        except SessionExists:  # the same was asked and answered before
-            pass
-        except SessionKVError as error:
-            self.forget(name)
-            _log.warning("a conversation could not be kept: %s", error.message)
-            return
-        await self._delete(running)
-        if keeping.tier is None:
+        """Give a session whose turn is committed its name; its second step sends the requests.
+
+        They are carried out in order, so the turn is not without a name in between.
+        """
+        is_kept, _ = await asyncio.gather(self._fork(running, name), self._delete(running))
+        if not is_kept or keeping.tier is None:
             return
         try:
             await self.client.session(name).pin(tier=keeping.tier, ttl_s=keeping.ttl_s)
@@ -142,6 +137,18 @@ class Conversations:
             _log.info("a conversation's cache cannot be promised: %s", error.message)
         except SessionKVError as error:
             _log.warning("a conversation's cache could not be pinned: %s", error.message)
+
+    async def _fork(self, running: str, name: str) -> bool:
+        """Whether there is a session of that name now."""
+        try:
+            await self.client.session(running).fork(name)
+        except SessionExists:  # the same was asked and answered before
+            pass
+        except SessionKVError as error:
+            self.forget(name)
+            _log.warning("a conversation could not be kept: %s", error.message)
+            return False
+        return True
 
     async def _delete(self, name: str) -> None:
         try:
@@ -213,7 +220,8 @@ class Exchange:
         name = NAMES + self._transcript.answered(reply)
         self._all.used(name)
         self._all.later(self._all.name(running, name, self._keeping))
-        await asyncio.sleep(0)  # what was just begun sends its requests: before any that follow
+        for _ in range(2):  # what was just begun sends its requests: before any that follow
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Leave nothing behind, unless it was kept."""
