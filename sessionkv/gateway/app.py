@@ -49,7 +49,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         finally:
             await services.close()
 
-    app = FastAPI(title="sessionkv", version=version("sessionkv"), lifespan=lifespan, strict_content_type=False)
+    app = FastAPI(
+        title="sessionkv",
+        version=version("sessionkv"),
+        lifespan=lifespan,
+        strict_content_type=False,
+    )
     app.add_middleware(_BodyLimit, most=settings.body_bytes)
     app.add_middleware(
         Guard, admission=services, hosts=settings.hosts, origins=settings.cors_origins

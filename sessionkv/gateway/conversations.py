@@ -123,16 +123,24 @@ class Conversations:
             del self._names[oldest]
             self.later(self._delete(oldest))
 
-    async def name(self, running: str, name: str, keeping: Keeping) -> None:
+    async def name(
+        self, running: str, name: str, keeping: Keeping, *, after: str | None = None
+    ) -> None:
         """Give a session whose turn is committed its name; its second step sends the requests.
 
-        They are carried out in order, so the turn is not without a name in between.
+        They are carried out in order, so the turn is not without a name in between. Where it is
+        pinned, the session that it continues, ``after``, is not any more: a conversation has one
+        pin, however many turns.
         """
         is_kept, _ = await asyncio.gather(self._fork(running, name), self._delete(running))
         if not is_kept or keeping.tier is None:
             return
         try:
             await self.client.session(name).pin(tier=keeping.tier, ttl_s=keeping.ttl_s)
+            if after is not None and after != name:
+                await self.client.session(after).unpin()
+        except SessionNotFound:  # deleted meanwhile, and its pin with it
+            pass
         except PinRefused as error:
             _log.info("a conversation's cache cannot be promised: %s", error.message)
         except SessionKVError as error:
@@ -219,7 +227,8 @@ class Exchange:
         running, self._running = self._running, None
         name = NAMES + self._transcript.answered(reply)
         self._all.used(name)
-        self._all.later(self._all.name(running, name, self._keeping))
+        naming = self._all.name(running, name, self._keeping, after=self.continues)
+        self._all.later(naming)
         for _ in range(2):  # what was just begun sends its requests: before any that follow
             await asyncio.sleep(0)
 
@@ -278,6 +287,7 @@ class Exchange:
         """
         client = self._all.client
         running = self._running = RUNNING + secrets.token_hex(12)
+        self.continues = name
         made = asyncio.ensure_future(self._make(name, running))
         await asyncio.sleep(0)  # it sends its request
         session = client.session(running)
@@ -301,7 +311,6 @@ class Exchange:
                 _heard(made)
         if name is not None:
             self._all.used(name)
-        self.continues = name
 
     async def _make(self, name: str | None, running: str) -> None:
         client = self._all.client

@@ -228,6 +228,28 @@ def test_breakpoints_pin_the_conversation(served: HttpEngine) -> None:
         assert [pin.tier for pin in pins] == ["host"]
 
 
+def test_a_conversation_has_one_pin_however_many_turns(served: HttpEngine) -> None:
+    asked = body("Pin this.", cache_control={"type": "ephemeral"})
+    with served.engine.client() as client:
+
+        def pinned() -> set[str]:
+            return {info.name for info in client.sessions(NAMES) if info.pin is not None}
+
+        others, names = pinned(), []
+        for _ in range(2):
+            answer = served.post(MESSAGES, asked).json()
+            asked["messages"] += [
+                {"role": "assistant", "content": answer["content"]},
+                {"role": "user", "content": "And then?"},
+            ]
+            for _ in range(2000):  # pins are set and taken off behind the answer
+                new = pinned() - others
+                if len(new) == 1 and new.isdisjoint(names):
+                    break
+            names += new
+    assert len(set(names)) == 2
+
+
 def test_counted_are_the_prompts_own_tokens(served: HttpEngine) -> None:
     for request in (
         body("How many?"),
