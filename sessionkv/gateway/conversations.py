@@ -20,7 +20,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -36,6 +36,8 @@ RUNNING = "http:turn:"
 """Names of sessions while their turn runs; one that is left by a crash is deleted at the start."""
 MAX_NAMES = 50_000
 """Half of the sessions that an engine has by default: the rest is for those with names."""
+MAX_LABELS = 1_000
+"""Conversations of which it is remembered how they went, to tell what changed in them."""
 MAX_AGE_S = 30 * 24 * 3600.0
 
 
@@ -47,11 +49,26 @@ class Keeping:
         is_helper: Nothing is kept: it only serves another conversation (a title, a summary).
         tier: Where its cache is wanted, None for no wish.
         ttl_s: How long.
+        label: The client's own name of the conversation; None is how it begins.
     """
 
     is_helper: bool = False
     tier: str | None = None
     ttl_s: float | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """The last exchange under a label, to tell what a client has changed since."""
+
+    name: str
+    tools: str
+    digests: tuple[str, ...]
+
+    def parted_from(self, digests: Sequence[str]) -> bool:
+        """Whether the two differ before either ends."""
+        return any(one != other for one, other in zip(self.digests, digests, strict=False))
 
 
 class Conversations:
@@ -61,6 +78,7 @@ class Conversations:
         """Know of nothing before :meth:`load`; the client stays the caller's."""
         self.client = client
         self._names: OrderedDict[str, float] = OrderedDict()  # name -> wall-clock s of last use
+        self._latest: OrderedDict[str, _Latest] = OrderedDict()  # by label
         self._loading: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -88,7 +106,24 @@ class Conversations:
     def begin(self, transcript: Transcript, keeping: Keeping) -> Exchange:
         """An exchange that continues what is known of its conversation. :meth:`load` before it."""
         names = [NAMES + digest for digest in reversed(transcript.digests())]
-        return Exchange(self, transcript, keeping, [n for n in names if n in self._names])
+        known = [name for name in names if name in self._names]
+        parted = self._parted(transcript, keeping, names, known)
+        return Exchange(self, transcript, keeping, known if parted is None else [parted, *known])
+
+    def _parted(
+        self, transcript: Transcript, keeping: Keeping, names: list[str], known: list[str]
+    ) -> str | None:
+        """The exchange that a client has changed: following it, the engine can say where.
+
+        Only one that goes on from what is known, so that nothing is found less for it.
+        """
+        latest = self._latest.get(keeping.label or transcript.opening)
+        if latest is None or latest.name not in self._names or not (names or keeping.label):
+            return None
+        digests = transcript.all_digests()
+        goes_on = not known or known[0].removeprefix(NAMES) in latest.digests
+        is_same = latest.tools == transcript.tools_digest
+        return latest.name if is_same and goes_on and latest.parted_from(digests) else None
 
     def __len__(self) -> int:
         """Names that are known."""
@@ -122,6 +157,15 @@ class Conversations:
                 break
             del self._names[oldest]
             self.later(self._delete(oldest))
+
+    def answered(self, name: str, transcript: Transcript, keeping: Keeping) -> None:
+        """The exchange of that name is the last one under its label."""
+        label = keeping.label or transcript.opening
+        digests = (*transcript.all_digests(), name.removeprefix(NAMES))
+        self._latest[label] = _Latest(name, transcript.tools_digest, digests)
+        self._latest.move_to_end(label)
+        if len(self._latest) > MAX_LABELS:
+            self._latest.popitem(last=False)
 
     async def name(
         self, running: str, name: str, keeping: Keeping, *, after: str | None = None
@@ -227,6 +271,7 @@ class Exchange:
         running, self._running = self._running, None
         name = NAMES + self._transcript.answered(reply)
         self._all.used(name)
+        self._all.answered(name, self._transcript, self._keeping)
         naming = self._all.name(running, name, self._keeping, after=self.continues)
         self._all.later(naming)
         for _ in range(2):  # what was just begun sends its requests: before any that follow

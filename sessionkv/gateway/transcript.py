@@ -44,14 +44,34 @@ class Transcript:
 
     def digests(self) -> list[str]:
         """Of the conversation up to each answer in it, first to last. O(conversation)."""
+        roles = (message.get("role") for message in self.messages)
+        return [
+            digest
+            for role, digest in zip(roles, self.all_digests(), strict=True)
+            if role == "assistant"
+        ]
+
+    def all_digests(self) -> list[str]:
+        """Of the conversation up to each message. O(conversation)."""
         state = self._tools_state()
         calls: dict[str, int] = {}
         found = []
         for message in self.messages:
             state.update(_framed(_essence(message, calls)))
-            if message.get("role") == "assistant":
-                found.append(state.copy().hexdigest())
+            found.append(state.copy().hexdigest())
         return found
+
+    @property
+    def tools_digest(self) -> str:
+        """Of the tools alone."""
+        digest: str = self._tools_state().hexdigest()
+        return digest
+
+    @property
+    def opening(self) -> str:
+        """What the user said first."""
+        users = (message for message in self.messages if message.get("role") == "user")
+        return text_of(next(users, {})).strip()
 
     def answered(self, reply: Message) -> str:
         """The digest of the conversation with an answer behind it."""

@@ -123,7 +123,6 @@ def rewritten(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("change", [list, renamed, rewritten])
 def test_what_clients_do_to_a_history_does_not_lose_it(served: HttpEngine, change: Any) -> None:
     messages, _ = conversation(served)
-    ask(served, [*messages, user("Sure?")], tools=[TOOL])
     sessions = len(names(served))
     changed = ask(served, [*change(messages), user("Really sure?")], tools=[TOOL])
     usage = changed["usage"]
@@ -161,6 +160,41 @@ def test_an_edited_history_goes_on_from_where_it_was_edited(served: HttpEngine) 
     answer = ask(served, edited, tools=[TOOL])
     assert answer["choices"][0]["message"]["content"] == "It rains in Oslo."
     assert cached(answer) >= answers[0]["usage"]["prompt_tokens"]
+
+
+def history(served: HttpEngine, system: str) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": system}, user("What is the weather in Oslo?")]
+    for _ in range(2):
+        messages += [ask(served, messages)["choices"][0]["message"], user("Sure?")]
+    return messages
+
+
+def test_what_a_client_changed_at_the_top_is_said(tmp_path: Path) -> None:
+    with serving(tmp_path, "Rain.", "Yes.", "Yes!") as served:
+        messages = history(served, "It is Monday. Be brief.")
+        changed = [{"role": "system", "content": "It is Tuesday. Be brief."}, *messages[1:]]
+        miss = ask(served, changed)["sessionkv"]["cache"]["miss"]
+        assert (miss["reason"], miss["turn"], miss["message"]) == ("history_edited", 0, 0)
+        assert miss["expected"].startswith("Mon")
+        assert miss["found"].startswith("Tues")
+
+
+def test_what_a_client_changed_further_down_is_said(tmp_path: Path) -> None:
+    with serving(tmp_path, "Rain.", "Yes.", "Yes!") as served:
+        messages = history(served, "Be brief.")
+        changed = [*messages[:3], user("Is it?"), *messages[4:]]
+        answer = ask(served, changed)
+        miss = answer["sessionkv"]["cache"]["miss"]
+        assert miss["reason"] == "history_edited"
+        assert (miss["expected"][:4], miss["found"][:2]) == ("Sure", "Is")
+        assert cached(answer) >= miss["token"] - 1
+
+
+def test_another_conversation_that_begins_the_same_is_no_changed_one(tmp_path: Path) -> None:
+    with serving(tmp_path, "Rain.", "Yes.", "Yes!") as served:
+        history(served, "Be brief.")
+        other = [{"role": "system", "content": "Be long."}, user("What is the weather in Oslo?")]
+        assert ask(served, other)["sessionkv"]["cache"]["miss"]["reason"] == "first_turn"
 
 
 def test_nothing_is_left_of_a_turn_that_failed(served: HttpEngine) -> None:
