@@ -16,7 +16,8 @@ from sessionkv.gateway.openai.response_events import Event, ResponseWriter
 from sessionkv.gateway.openai.response_ids import new_response_id
 from sessionkv.gateway.openai.response_plan import plan_of
 from sessionkv.gateway.openai.response_schema import ResponseRequest
-from sessionkv.gateway.openai.response_store import Found, Plan, ResponseStore, Standing
+from sessionkv.gateway.openai.response_store import Found, ResponseStore, Standing
+from sessionkv.gateway.openai.response_turn import Plan
 from sessionkv.gateway.openai.sampling import priority_of, sampling_of, tier_of
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.sse import named

@@ -22,7 +22,8 @@ from sessionkv.gateway.openai.response_errors import (
 from sessionkv.gateway.openai.response_ids import place_of, session_of
 from sessionkv.gateway.openai.response_items import to_messages, to_tools
 from sessionkv.gateway.openai.response_schema import ResponseRequest
-from sessionkv.gateway.openai.response_store import Plan, ResponseStore, Standing
+from sessionkv.gateway.openai.response_store import ResponseStore, Standing
+from sessionkv.gateway.openai.response_turn import Plan
 
 Message = Mapping[str, Any]
 Item = Mapping[str, Any]

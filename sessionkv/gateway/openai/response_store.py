@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessionkv.client import AsyncClient, StreamEvent, TurnResult
-from sessionkv.client.async_client import AsyncSession
-from sessionkv.client.async_stream import AsyncStream
-from sessionkv.client.options import GenerateOptions, TurnOptions
+from sessionkv.client import AsyncClient, StreamEvent
+from sessionkv.client.options import TurnOptions
 from sessionkv.client.results import NodeInfo
-from sessionkv.errors import SessionKVError, SessionNotFound, TurnFailed
+from sessionkv.errors import SessionKVError, SessionNotFound
 from sessionkv.gateway.openai.response_body import Kept, body_of, status_of, usage_of
 from sessionkv.gateway.openai.response_errors import ResponseNotFound
 from sessionkv.gateway.openai.response_events import output_of
 from sessionkv.gateway.openai.response_ids import call_ids, is_response_id, item_ids, session_of
 from sessionkv.gateway.openai.response_items import from_messages, to_messages
+from sessionkv.gateway.openai.response_turn import Plan, events_of, generation_of, turn_of
 from sessionkv.gateway.replies import ReplyEvent, ReplyParser, ReplyStyle
 from sessionkv.types import FinishReason
 
@@ -61,29 +60,6 @@ class Standing:
     items: Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A turn that is to become a response.
-
-    Attributes:
-        name: The session that is to hold it; it is made for it.
-        base: The session whose last turn it follows; None where it begins anew.
-        system: System prompt of a beginning.
-        tools: Tools of the whole conversation.
-        messages: What the turn adds; of a beginning all messages.
-        kept: What is kept with it.
-        is_stored: Whether it is there afterwards.
-    """
-
-    name: str
-    base: str | None
-    system: str | None
-    tools: Sequence[Mapping[str, Any]]
-    messages: Sequence[Message]
-    kept: Kept
-    is_stored: bool
-
-
 class ResponseStore:
     """Responses of one caller. One event loop.
 
@@ -92,18 +68,21 @@ class ResponseStore:
     """
 
     def __init__(
-        self, client: AsyncClient, style: ReplyStyle, tasks: set[asyncio.Task[None]]
+        self,
+        client: AsyncClient,
+        style: ReplyStyle,
+        later: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         """Over a caller's connection.
 
         Args:
             client: The connection.
             style: How the model writes replies.
-            tasks: Where work is kept that nobody waits for.
+            later: Has something done that nobody waits for.
         """
         self._client = client
         self.style = style
-        self._tasks = tasks
+        self._later = later
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -203,8 +182,8 @@ class ResponseStore:
             is_over: Asked after each event of a stream; where it is, the turn ends there.
         """
         if plan.base is None and not plan.is_stored:
-            generation = _generation(self._client, plan, options, stream=stream)
-            async for event in _events(generation, is_over):
+            generation = generation_of(self._client, plan, options, stream=stream)
+            async for event in events_of(generation, is_over):
                 yield event
             return
         making = asyncio.ensure_future(self._make(plan))
@@ -213,7 +192,7 @@ class ResponseStore:
         await asyncio.sleep(0)
         session = self._client.session(plan.name)
         is_there = False
-        events = _events(_turn(session, plan, options, stream=stream), is_over)
+        events = events_of(turn_of(session, plan, options, stream=stream), is_over)
         try:
             async for event in events:
                 if event.result is not None:
@@ -226,7 +205,7 @@ class ResponseStore:
         finally:
             await events.aclose()
             if not is_there:
-                self._later(self._drop(plan.name, making))
+                self._later(_quietly(self._drop(plan.name, making)))
 
     async def delete(self, found: Found) -> None:
         """Forget a response; those that went on from it stay as they are."""
@@ -235,7 +214,7 @@ class ResponseStore:
     def pin(self, response_id: str, tier: str, ttl_s: float) -> None:
         """Let a response's KV leave a tier last for a time, where there is room to promise it."""
         session = self._client.session(session_of(response_id))
-        self._later(session.pin(tier=tier, ttl_s=ttl_s))
+        self._later(_quietly(session.pin(tier=tier, ttl_s=ttl_s)))
 
     async def _make(self, plan: Plan) -> None:
         if plan.base is None:
@@ -247,57 +226,6 @@ class ResponseStore:
         with contextlib.suppress(SessionKVError):
             await making
         await self._client.delete(name)
-
-    def _later(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.ensure_future(_quietly(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _turn(
-    session: AsyncSession, plan: Plan, options: TurnOptions, *, stream: bool
-) -> AsyncStream | Awaitable[TurnResult]:
-    options = {**options, "metadata": plan.kept.to_metadata()}
-    if stream:
-        return session.stream(messages=plan.messages, **options)
-    return session.turn(messages=plan.messages, **options)
-
-
-def _generation(
-    client: AsyncClient, plan: Plan, options: TurnOptions, *, stream: bool
-) -> AsyncStream | Awaitable[TurnResult]:
-    """A plan that leaves nothing and follows nothing: no session is made for it."""
-    system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
-    messages = [*system, *plan.messages]
-    common: GenerateOptions = {
-        "tools": plan.tools or None,
-        "sampling": options.get("sampling"),
-        "priority": options.get("priority", 0),
-        "progress": options.get("progress", False),
-    }
-    if stream:
-        return client.stream_generate(messages=messages, **common)
-    return client.generate(messages=messages, **common)
-
-
-async def _events(
-    running: AsyncStream | Awaitable[TurnResult], is_over: Callable[[], bool]
-) -> AsyncGenerator[StreamEvent, None]:
-    if not isinstance(running, AsyncStream):
-        result = await running
-        yield StreamEvent(text=result.text, tokens=result.tokens, result=result)
-        return
-    try:
-        async for event in running:
-            yield event
-            if event.result is None and is_over():
-                kept = await running.cancel(keep=True)
-                if kept is None:
-                    raise TurnFailed("the turn could not be ended with its first call")
-                yield StreamEvent(result=kept)
-                return
-    finally:
-        await running.aclose()
 
 
 async def _quietly(work: Coroutine[Any, Any, object]) -> None:

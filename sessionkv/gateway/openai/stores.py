@@ -1,4 +1,4 @@
-"""What Responses and Conversations share between requests: work under way, and locks."""
+"""What Responses and Conversations share between requests: who calls, and locks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Stores:
     def __init__(self, services: Services) -> None:
         """Nothing is under way."""
         self.services = services
-        self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def responses(self, request: Request) -> ResponseStore:
@@ -32,7 +31,8 @@ class Stores:
             ConnectionLost: No engine is there.
         """
         served = await self.services.model()
-        return ResponseStore(await self.services.client(request), served.reply_style, self._tasks)
+        caller = await self.services.caller(request)
+        return ResponseStore(caller.client, served.reply_style, caller.conversations.later)
 
     async def conversations(self, request: Request) -> ConversationStore:
         """Conversations of whoever sends a request.
