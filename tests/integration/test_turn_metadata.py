@@ -48,6 +48,8 @@ def test_a_turn_is_given_back_with_what_was_kept_with_it(kind: str) -> None:
         root = session.node(found.parent)
         assert (root.kind, root.parent, root.reply) == ("root", None, None)
         assert (root.metadata, root.usage, root.finish_reason) == ({"of": "root"}, {}, None)
+        assert session.nodes() == [root, found, last]
+        assert session.nodes(first.node) == [root, found]
         # Of a session that exists nothing is changed, and nothing compared.
         door.client.open("a", metadata={"of": "another"})
         assert session.node(root.node).metadata == {"of": "root"}
