@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessionkv.client import AsyncClient, StreamEvent, TurnResult
+from sessionkv.client import AsyncClient, StreamEvent
 from sessionkv.client.async_client import AsyncSession
 from sessionkv.client.async_stream import AsyncStream
 from sessionkv.client.options import GenerateOptions, TurnOptions
@@ -39,50 +39,37 @@ class Plan:
     is_stored: bool
 
 
-def turn_of(
-    session: AsyncSession, plan: Plan, options: TurnOptions, *, stream: bool
-) -> AsyncStream | Awaitable[TurnResult]:
+def turn_of(session: AsyncSession, plan: Plan, options: TurnOptions) -> AsyncStream:
     """A plan's turn on the session that was made for it."""
     options = {**options, "metadata": plan.kept.to_metadata()}
-    if stream:
-        return session.stream(messages=plan.messages, **options)
-    return session.turn(messages=plan.messages, **options)
+    return session.stream(messages=plan.messages, **options)
 
 
-def generation_of(
-    client: AsyncClient, plan: Plan, options: TurnOptions, *, stream: bool
-) -> AsyncStream | Awaitable[TurnResult]:
+def generation_of(client: AsyncClient, plan: Plan, options: TurnOptions) -> AsyncStream:
     """A plan that leaves nothing and follows nothing: no session is made for it."""
     system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
-    messages = [*system, *plan.messages]
     common: GenerateOptions = {
         "tools": plan.tools or None,
         "sampling": options.get("sampling"),
         "priority": options.get("priority", 0),
         "progress": options.get("progress", False),
     }
-    if stream:
-        return client.stream_generate(messages=messages, **common)
-    return client.generate(messages=messages, **common)
+    return client.stream_generate(messages=[*system, *plan.messages], **common)
 
 
 async def events_of(
-    running: AsyncStream | Awaitable[TurnResult], is_over: Callable[[], bool]
+    running: AsyncStream, is_over: Callable[[], bool]
 ) -> AsyncGenerator[StreamEvent, None]:
     """What a turn says; the last event has the result.
 
     Args:
         running: From :func:`turn_of` or :func:`generation_of`.
-        is_over: Asked after each event of a stream; where it is, the turn ends there.
+        is_over: Asked after each event; where it is, the turn ends there.
 
     Raises:
         SessionKVError: The turn failed.
     """
-    if not isinstance(running, AsyncStream):
-        result = await running
-        yield StreamEvent(text=result.text, tokens=result.tokens, result=result)
-        return
-    try:
+    async with running:
         async for event in running:
             yield event
             if event.result is None and is_over():
@@ -91,5 +78,3 @@ async def events_of(
                     raise TurnFailed("the turn could not be ended with its first call")
                 yield StreamEvent(result=kept)
                 return
-    finally:
-        await running.aclose()
