@@ -1,7 +1,8 @@
 """What a page that watches a session is told of it, and no more often than it costs little.
 
-Looking all blocks of a session up costs core O(history). So it is asked for only when the session
-or the engine's books have changed since, and for a small share of the time however long it takes.
+Looking all blocks of a session up costs core O(history). So it is asked for when a turn has ended,
+and else only when the engine's books have changed since, and for a small share of the time however
+long it takes. Not while a turn runs: its blocks count from its end on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sessionkv.client import AsyncClient, Places, SessionInfo
 from sessionkv.errors import Overloaded, SessionDamaged, SessionNotFound
 from sessionkv.gateway.session_maps import places_map, session_map
 
-PAUSES = 50
+PAUSES = 20
 """After blocks were looked up, so many times as long passes before they are again."""
 LONGEST_S = 2.0
 """A disk that hangs may not answer: the figures are to go on."""
@@ -32,7 +33,8 @@ class SessionWatch:
         self._name = name
         self._clock = clock
         self._places: Places | None = None
-        self._seen: object = None
+        self._node: str | None = None
+        self._books: object = None
         self._again_s = 0.0
         self._told: object = None
 
@@ -69,15 +71,16 @@ class SessionWatch:
 
     async def _look_up(self, info: SessionInfo, stats: Mapping[str, Any]) -> None:
         books = stats.get("kv")
-        seen = (info.node, books)
-        # A tenant is not told of the engine's books: to it something may always have changed.
-        if (seen == self._seen and books is not None) or self._clock() < self._again_s:
-            return
+        if info.node == self._node:
+            # A tenant is not told of the engine's books: to it something may always have changed.
+            is_same = books is not None and books == self._books
+            if info.running or is_same or self._clock() < self._again_s:
+                return
         began = self._clock()
         try:
             async with asyncio.timeout(LONGEST_S):
                 self._places = await self._client.session(self._name).places()
-            self._seen = seen
+            self._node, self._books = info.node, books
         except SessionDamaged:
             self._places = None
         except (Overloaded, TimeoutError):

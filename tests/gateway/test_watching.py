@@ -67,10 +67,15 @@ def test_blocks_are_looked_up_only_when_something_changed() -> None:
     assert engine.looked == 1
     engine.places_now = BELOW
     assert look(watch, PRESSED)["places"]["counts"] == {"host": 3}
-    engine.now_s += 60
-    engine.info = replace(INFO, node="n-3")
+    engine.info = replace(INFO, node="n-3", running=True)  # a turn has ended: at once
     assert look(watch, PRESSED)["session"]["node"] == "n-3"
     assert engine.looked == 3
+    engine.now_s += 60
+    look(watch, QUIET)
+    assert engine.looked == 3  # another runs: its blocks are not the session's yet
+    engine.info = replace(INFO, node="n-3")
+    look(watch, QUIET)
+    assert engine.looked == 4
 
 
 def test_a_store_that_cannot_tell_leaves_what_was_seen_last() -> None:
