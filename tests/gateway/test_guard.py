@@ -120,6 +120,59 @@ def test_hits_of_one_key_are_not_anothers(keyed: Gateway) -> None:
     assert cached[2] == cached[3] > 0
 
 
+def test_an_id_of_anothers_answer_is_not_known(keyed: Gateway) -> None:
+    def ask(name: str, previous: str | None, system: str) -> dict[str, Any]:
+        body = {
+            "model": "checksum",
+            "max_tokens": 2,
+            "system": system,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "diagnostics": {"previous_message_id": previous},
+        }
+        headers = bearer(KEYS[name]) | {"anthropic-beta": "x"}
+        answer = keyed.post("/v1/messages", body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    hers = ask("alice", None, "secret")["id"]
+    guesses = [ask("bob", hers, guess)["diagnostics"] for guess in ("secret", "other")]
+    assert guesses == [{"cache_miss_reason": {"type": "previous_message_not_found"}}] * 2
+    assert ask("alice", hers, "secret")["diagnostics"] is None
+    assert ask("alice", hers, "x")["diagnostics"]["cache_miss_reason"]["type"] == "system_changed"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/responses/{}"),
+        ("DELETE", "/v1/responses/{}"),
+        ("GET", "/v1/responses/{}/input_items"),
+    ],
+)
+def test_anothers_response_is_as_one_that_is_not_there(
+    keyed: Gateway, method: str, path: str
+) -> None:
+    body = {"model": "checksum", "input": "Hi", "max_output_tokens": 16}
+    made = keyed.post("/v1/responses", body, headers=bearer(KEYS["alice"])).json()["id"]
+    never = made[:-4] + "0000"
+
+    def answer(name: str, which: str) -> tuple[int, str]:
+        found = keyed.http.request(method, path.format(which), headers=bearer(KEYS[name]))
+        return found.status_code, found.text.replace(which, "ID")
+
+    assert answer("bob", made) == answer("bob", never)
+    assert answer("bob", made)[0] == 404
+    chained = [
+        keyed.post(
+            "/v1/responses", body | {"previous_response_id": which}, headers=bearer(KEYS["bob"])
+        )
+        for which in (made, never)
+    ]
+    assert [one.status_code for one in chained] == [400, 400]
+    assert chained[0].text.replace(made, never) == chained[1].text
+    assert answer("alice", made)[0] == 200
+
+
 def test_errors_have_the_shape_of_their_api(keyed: Gateway) -> None:
     openai = keyed.http.get("/v1/models").json()["error"]
     assert (openai["type"], openai["code"]) == ("authentication_error", "unauthorized")
