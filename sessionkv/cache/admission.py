@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sessionkv.cache.chain import TokenChain
-from sessionkv.cache.gap import Gap, Load
+from sessionkv.cache.gap import Gap
 from sessionkv.cache.matching import Found, Source, tier_of
 from sessionkv.cache.prefix_index import Entry
 from sessionkv.cache.residency import Residency
 from sessionkv.cache.sequence import RunningSequence, TailOrigin
-from sessionkv.types import Admission, BlockCopy, DiskBlock, Tier
+from sessionkv.types import Admission, BlockCopy, Tier
 
 
 @dataclass(slots=True)
@@ -103,6 +103,31 @@ class Admitter:
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
 
+    def make_room(self, choice: Choice, *, room_tokens: int, most_blocks: int) -> bool:
+        """Drop clean blocks for what :meth:`admit` is going to allocate, but no more than so many.
+
+        Returns:
+            Whether it may be asked now: it has at most so many to drop itself, or finds no room.
+        """
+        device, residency = self._residency.device, self._residency
+        if self._num_fresh(choice, room_tokens) - device.num_free <= most_blocks:
+            return True
+        held = choice.blocks_in(Tier.DEVICE)
+        device.lease_chain(held)  # what is matched is not what is to go
+        residency.settle_fallen()
+        victims = residency.clean_run(device, most_blocks)
+        is_part = len(victims) == most_blocks
+        if is_part:
+            residency.evict_device(victims)
+        device.release_chain(reversed(held))
+        return not is_part
+
+    def _num_fresh(self, choice: Choice, room_tokens: int) -> int:
+        """Device blocks to allocate, room for the whole prompt included."""
+        matched_blocks = choice.num_blocks + (choice.tail is not None)
+        room_blocks = -(-room_tokens // self._residency.block_size) - matched_blocks
+        return choice.fresh_blocks + max(room_blocks, 0)
+
     def admit(
         self,
         seq_id: int,
@@ -114,9 +139,7 @@ class Admitter:
     ) -> tuple[RunningSequence, Admission] | None:
         """Hold and allocate; None when the device has no room now."""
         size = self._residency.block_size
-        matched_blocks = choice.num_blocks + (choice.tail is not None)
-        room_blocks = max(-(-room_tokens // size) - matched_blocks, 0)
-        fresh = self._take_room(choice.fresh_blocks + room_blocks, choice)
+        fresh = self._take_room(self._num_fresh(choice, room_tokens), choice)
         if fresh is None:
             return None
         found = sum(choice.tokens.values())
@@ -153,23 +176,24 @@ class Admitter:
         self, sequence: RunningSequence, choice: Choice, fresh: list[int], end_tokens: int
     ) -> Gap:
         """What is not on the device gets a fresh block and may be loaded; sources are held."""
-        size = self._residency.block_size
         table, start = sequence.table, len(sequence.table)
-        loads: list[Load | None] = []
-        for source in choice.rest:
+        sources: list[Source | None] = []
+        for source in choice.rest if choice.tail is None else [*choice.rest, choice.tail]:
             if isinstance(source, Entry) and (block := source.device) is not None:
                 table.append(block)
-                loads.append(None)
-                continue
-            block = fresh.pop()
-            loads.append(_load(len(table), source, block, size))
-            table.append(block)
-        if choice.tail is not None:
-            block = fresh.pop()
-            loads.append(_load(len(table), choice.tail, block, choice.tail_tokens, private=True))
-            table.append(block)
+                sources.append(None)
+            else:
+                table.append(fresh.pop())
+                sources.append(source)
         self._residency.host.lease_chain(choice.blocks_in(Tier.HOST))
-        return Gap(sequence.seq_id, loads, start=start, end_tokens=end_tokens)
+        return Gap(
+            sequence.seq_id,
+            table,
+            sources,
+            start=start,
+            end_tokens=end_tokens,
+            block_size=self._residency.block_size,
+        )
 
     def _add_tail(
         self, sequence: RunningSequence, tail: Source, choice: Choice, fresh: list[int]
@@ -193,12 +217,3 @@ def _device_block(source: Source) -> int:
     if not isinstance(source, Entry) or source.device is None:
         raise TypeError(f"{source} is not on the device")
     return source.device
-
-
-def _load(position: int, source: Source, block: int, tokens: int, *, private: bool = False) -> Load:
-    if isinstance(source, DiskBlock):
-        return Load(position, source.record, block, Tier.DISK, source.slot, tokens, private)
-    place = source.host
-    if place is None:
-        raise TypeError(f"{source} is in no tier to load from")
-    return Load(position, source.record, block, Tier.HOST, place, tokens, private, source)

@@ -143,11 +143,12 @@ class BlockPool:
         """
         if count > len(self._free):
             raise LeaseError(f"{count} blocks of {self.tier} asked for, {len(self._free)} are free")
-        blocks = [self._free.pop() for _ in range(count)]
+        free, freed = self._free, self._freed
+        leases, filling = self._leases, self._filling
+        blocks = [free.pop() for _ in range(count)]
         for block in blocks:
-            self._leases[block] = 1
-            self._filling[block] = 1
-            self._freed.pop(block, None)
+            leases[block] = filling[block] = 1
+            freed.pop(block, None)
         self._num_filling += count
         return blocks
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 _Place = tuple[int, bool]
 """Rank, and whether the block is full: the order of the lists."""
@@ -121,7 +121,7 @@ class EvictionOrder:
         rank, full = self._place[block]
         true_rank = self._rank_of(block)
         if true_rank < rank:
-            self._move(block, (true_rank, full))
+            self._move((block,), (true_rank, full))
 
     def coldest(self, count: int, passing_over: Container[int] = ()) -> list[int]:
         """Up to ``count`` blocks in the order in which they are to go.
@@ -141,24 +141,30 @@ class EvictionOrder:
         self, place: _Place, count: int, passing_over: Container[int], found: list[int]
     ) -> None:
         rank, full = place
-        risen: list[tuple[int, int]] = []
+        rank_of, wanted = self._rank_of, count - len(found)
+        risen: dict[int, list[int]] = {}
         for block in self._classes[place].coldest_first(self._stamps):
             if block in passing_over:
                 continue
-            true_rank = self._rank_of(block)
+            true_rank = rank_of(block)
             if true_rank > rank:
-                risen.append((block, true_rank))
+                risen.setdefault(true_rank, []).append(block)
                 continue
             found.append(block)
-            if len(found) == count:
+            wanted -= 1
+            if not wanted:
                 break
-        for block, true_rank in risen:
-            self._move(block, (true_rank, full))
+        for true_rank, blocks in risen.items():
+            self._move(blocks, (true_rank, full))
 
-    def _move(self, block: int, place: _Place) -> None:
-        self.take_out(block)
+    def _move(self, blocks: Iterable[int], place: _Place) -> None:
+        """Blocks go to the list of their rank: the loop over a whole history."""
+        held_by, stamps, place_of = self.held_by, self._stamps, self._place
         into = self._classes.get(place)
         if into is None:
             into = self._classes[place] = _Class()
-        self.held_by[block] = into.put(block, self._stamps)
-        self._place[block] = place
+        for block in blocks:
+            if (listed := held_by[block]) is not None:
+                del listed[block]
+            held_by[block] = into.put(block, stamps)
+            place_of[block] = place

@@ -82,7 +82,7 @@ class Fetcher:
         """
         transfers: list[Transfer] = []
         for tier, count in wanted.items():
-            loads = gap.take(tier, count)
+            loads = gap.claim(tier, count)
             for end in range(len(loads), 0, -MOVES_PER_FETCH):
                 transfers.append(self._start(gap, loads[max(end - MOVES_PER_FETCH, 0) : end]))
         return tuple(transfers)
@@ -90,7 +90,7 @@ class Fetcher:
     def _start(self, gap: Gap, loads: list[Load]) -> Transfer:
         transfer_id = next(self._transfer_ids)
         for load in loads:
-            gap.claimed(load, transfer_id)
+            load.transfer_id = transfer_id
             if not load.private:
                 self.in_flight[load.record.key] = load
         self._loads[transfer_id] = gap, loads

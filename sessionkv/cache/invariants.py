@@ -94,8 +94,7 @@ def _check_leases(
         if sequence.copy_source is not None:
             device[sequence.copy_source] += 1
         if sequence.gap is not None:
-            ahead = [load for load in sequence.gap.ahead() if load.is_unclaimed]
-            host.update(load.place for load in ahead if load.source is Tier.HOST)
+            host.update(sequence.gap.held())
     for gap, load in fetcher.loads():
         host.update([load.place] if load.source is Tier.HOST else [])
         device.update([] if gap.alive else [load.block])

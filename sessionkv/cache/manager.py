@@ -133,6 +133,8 @@ class KVCacheManager:
         disk has no more of it.
         """
         chain = self._own(chain)
+        if not self._residency.disk:
+            return None
         found = self._find(chain, None)
         length = found.num_blocks
         start = length * self.block_size
@@ -171,6 +173,22 @@ class KVCacheManager:
         return chain
 
     # -- admission
+
+    def make_room(self, chain: object, match: Match, *, room_tokens: int, most_blocks: int) -> bool:
+        """Drop what :meth:`admit` of a match needs the room of, but no more than so many blocks.
+
+        Room for a long history is made bit by bit so that nobody else waits for all of it.
+
+        Returns:
+            Whether to admit now, the match being good still. Otherwise so many were dropped, more
+            are to be, and the chain is to be matched again; nothing is held meanwhile.
+
+        Raises:
+            LeaseError: The cache has changed since the match.
+        """
+        self._own(chain)
+        choice = choose(self._found(match), self._residency)
+        return self._admitter.make_room(choice, room_tokens=room_tokens, most_blocks=most_blocks)
 
     def admit(
         self,

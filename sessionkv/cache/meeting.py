@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sessionkv.cache.gap import Gap, Load
+from sessionkv.cache.prefix_index import Entry
 from sessionkv.cache.residency import Residency
 from sessionkv.cache.sequence import RunningSequence, TailOrigin
 from sessionkv.types import Meeting, Tier
@@ -60,13 +61,10 @@ def _tokens_by_tier(run: Iterable[Load | None], size: int) -> list[tuple[Tier, i
 def pass_computed(sequence: RunningSequence, gap: Gap, residency: Residency) -> None:
     """The front passes what the sequence has computed, begun blocks as well."""
     computed = min(-(-sequence.committed // residency.block_size), gap.stop)
-    for position in range(gap.front, computed):
-        load = gap.at(position)
-        if load is None or not load.is_unclaimed:
-            continue
-        if load.source is Tier.HOST:
-            residency.host.release(load.place)
-        elif (entry := residency.index.get(load.record.key)) is not None:
+    for source, place in gap.unclaimed_between(gap.front, computed):
+        if isinstance(source, Entry):
+            residency.host.release(place)
+        elif (entry := residency.index.get(source.record.key)) is not None:
             entry.on_disk = True  # as it was found there: it need not be written again
     gap.front = max(gap.front, computed)
 
@@ -75,9 +73,7 @@ def abandon(sequence: RunningSequence, gap: Gap, residency: Residency) -> None:
     """The sequence ends: nothing more is claimed, and what arrives is not waited for."""
     pass_computed(sequence, gap, residency)
     gap.alive = False
-    for load in gap.ahead():
-        if load.is_unclaimed and load.source is Tier.HOST:
-            residency.host.release(load.place)
+    residency.host.release_chain(gap.held())
 
 
 def _continue_tail(sequence: RunningSequence, load: Load, residency: Residency) -> None:

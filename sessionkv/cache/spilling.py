@@ -32,6 +32,9 @@ MOST_TO_DISK = 1 / 2
 """Of the device, but for one transfer, what may be on its way straight to disk at a time: a disk
 that hangs keeps that much. Bounds small devices only."""
 
+REST = 8
+"""Nobody looks for blocks to copy while but one part in so many is missing of those kept clean."""
+
 _Copy = tuple[Entry, BlockMove]
 
 
@@ -64,7 +67,7 @@ class Spiller:
         self._overtaken: set[BlockHash] = set()
         self._host_wanted = 0
         self._at_rest: tuple[int, int, int] | None = None
-        self._device_at_rest: tuple[int, ...] | None = None
+        self._device_at_rest: tuple[int, int, int] | None = None
 
     def __len__(self) -> int:
         """Transfers in flight."""
@@ -148,9 +151,7 @@ class Spiller:
         below = self._tier_below_device()
         if below is None:
             return []
-        # What arrives for a sequence becomes nobody's to go: nothing is to be looked for then.
-        books = (self._ahead[Tier.DEVICE], device.num_releases, device.num_cached, device.num_free)
-        if not wanted and books == self._device_at_rest:
+        if not wanted and self._device_rests():
             return []
         # Dropping at once, not at the next try, makes each round of a small host tier count: its
         # blocks may be displaced by the next spills.
@@ -162,19 +163,36 @@ class Spiller:
         if below is Tier.DISK:
             room = min(room, self._room_to_disk())
         copies: list[_Copy] = []
-        self._device_at_rest = books
-        for block in device.coldest(max(lacking, 0)):
-            if residency.device_is_clean(block):
-                continue
-            self._device_at_rest = None
+        coldest = device.coldest(max(lacking, 0))
+        num_clean = lacking if len(coldest) == lacking else device.num_blocks
+        self._device_at_rest = (device.num_releases, device.num_cached, num_clean)
+        dirty = [block for block in coldest if not residency.device_is_clean(block)]
+        for block in dirty:
             if len(copies) >= room:
                 break
             if len(copies) < short:
                 device.await_move(block)
             self._spill_block(block, below, copies, urgent=wanted > 0)
+        if len(copies) < len(dirty):
+            self._device_at_rest = None
         if below is Tier.HOST:
             self._learn_demand(Tier.HOST, len(copies) + self._host_wanted)
         return self._start(Tier.DEVICE, below, copies, written=False)
+
+    def _device_rests(self) -> bool:
+        """Whether what is next to go is clean, as far as that was seen before. O(1).
+
+        What arrives for a sequence becomes nobody's to go, so until something is released the
+        blocks then seen are the next to go still, but for those taken since. Some may be missing:
+        to look at all of them again for each block that is taken would cost more than its copy.
+        """
+        if self._device_at_rest is None:
+            return False
+        device, ahead = self._residency.device, self._ahead[Tier.DEVICE]
+        num_releases, num_cached, num_clean = self._device_at_rest
+        left = num_clean - (num_cached - device.num_cached)
+        enough = ahead - ahead // REST - device.num_free
+        return num_releases == device.num_releases and left >= enough
 
     def _spill_block(self, block: int, below: Tier, copies: list[_Copy], *, urgent: bool) -> None:
         residency = self._residency
@@ -319,8 +337,10 @@ class Spiller:
     def finish(self, result: TransferResult) -> None:
         """Take in an answer. Sources have kept their place in the order of eviction."""
         job = self._jobs.pop(result.transfer_id)
-        self._at_rest = self._device_at_rest = None
+        self._at_rest = None
         transfer = job.transfer
+        if transfer.dst in self._residency.silence.tiers:
+            self._device_at_rest = None  # what only that tier could hold may not be dropped now
         self._residency.silence.heard(transfer.dst)
         pool = self._pool(transfer.src)
         for entry, move, outcome in zip(job.entries, transfer.moves, result.outcomes, strict=True):

@@ -29,6 +29,7 @@ from sessionkv.engine.movers import HostArena, Mover
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.planner import LoadPlanner
 from sessionkv.engine.runner import Runner
+from sessionkv.engine.scheduler.admission import MOST_BLOCKS
 from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.sizing import (
@@ -218,6 +219,8 @@ def _build_parts(
         config=config.scheduler,
         budget=loaded.budget,
         max_model_len=runner.max_model_len,
+        # Beside steps that core computes itself nothing is gained by parts.
+        most_blocks=MOST_BLOCKS if runner.plans_ahead else kv.num_blocks,
     )
     facts = read_text_facts(loaded.text)
     grammars = GrammarDesk(

@@ -175,7 +175,9 @@ class Core:
             core       plan n+1 | wait for n | commit n | plan n+2 | wait for n+1 | ...
 
         Moves are handed out before anything is launched, so that they do not wait for it. Turns
-        seldom come alone: who comes soon after the first is not to wait for two steps.
+        seldom come alone: who comes soon after the first is not to wait for two steps. Turns that
+        load their history are admitted and go on loading beside a step, a bounded part of it each
+        time, so that whoever decodes does not wait for them.
         """
         scheduler, steps = self._parts.scheduler, self._steps
         plan = None if steps else scheduler.schedule(self._clock())
@@ -191,13 +193,25 @@ class Core:
             return
         self._unchecked_since = self._clock()
         if steps.may_go_on:
+            until_s = 0.0
             if plan is not None:
                 # What one token takes is left for planning.
-                self._take_turns(began + self._parts.planner.rates.added_s(plan.num_tokens))
+                until_s = began + self._parts.planner.rates.added_s(plan.num_tokens)
+                self._take_turns(until_s)
+            self._load_beside(until_s)
             ahead = scheduler.schedule_ahead(self._clock())
             if ahead is not None:
                 steps.launch(ahead)
         self._collect()
+
+    def _load_beside(self, until_s: float) -> None:
+        """Bring on those that load their histories, a part of each, and more until some time."""
+        scheduler = self._parts.scheduler
+        while True:
+            scheduler.load_beside(self._clock())
+            self._submit(scheduler.take_ready())
+            if not scheduler.has_more or self._clock() >= until_s:
+                return
 
     def _collect(self) -> None:
         events = self._steps.collect()
@@ -272,8 +286,8 @@ class Core:
         self._turns.drop(turn_id, error, now)
 
     def _patience_s(self) -> float:
-        """How long to sleep for the inbox when there is nothing to compute."""
-        if self._computing:
+        """How long to sleep for the inbox when there is nothing to do."""
+        if self._computing or self._parts.scheduler.has_more:
             return 0.0
         is_busy = self._turns.active or self._drainer.begun
         wakes = [self._tick_at + (0.0 if is_busy else _HOUSEKEEPING_S)]

@@ -122,8 +122,8 @@ class _Outlook:
             for point in (self._first, max(low - 1, self._first), low, self._limit)
         }
         best = min(costs, key=lambda point: (costs[point], point))
-        is_meeting = best != self._limit
-        if is_meeting and costs[best] > (1.0 - MEETING_GAIN) * costs[self._first]:
+        is_beside = not self.is_everything(best)  # what is claimed goes on loading
+        if is_beside and costs[best] > (1.0 - MEETING_GAIN) * costs[self._first]:
             return self._first
         return best
 

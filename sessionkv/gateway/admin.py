@@ -1,28 +1,36 @@
 """``/sessionkv/v1/``: sessions, their tree, their blocks and the engine's figures, for the page.
 
 Each route is one or a few requests of the socket; nothing is kept here. Names of sessions may hold
-anything, so they travel in bodies and queries and never in paths. What another site's page sends is
-refused: without keys whoever can reach the gateway may use it, and a browser can.
+anything, so they travel in bodies and queries and never in paths.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
 
-from sessionkv.client import AsyncClient, AsyncSession, SessionInfo
-from sessionkv.errors import SessionDamaged, SessionNotFound
+from sessionkv.client import AsyncClient, AsyncStream, SessionInfo, TurnResult
+from sessionkv.client import AsyncSession as Session
+from sessionkv.errors import SessionDamaged, SessionNotFound, TurnCancelled
+from sessionkv.gateway.admin_bodies import (
+    CloseBody,
+    ForkBody,
+    Named,
+    OpenBody,
+    PinBody,
+    RewindBody,
+    StopBody,
+    TurnBody,
+)
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.reports import cache_map
 from sessionkv.gateway.services import ServedModel, Services
 from sessionkv.gateway.session_maps import history_map, places_map, session_map, tree_nodes
 from sessionkv.gateway.sse import EventStream, named
-from sessionkv.types import SamplingParams
 
 PREFIX = "/sessionkv/v1"
 EVERY_S = 1.0
@@ -32,85 +40,6 @@ MAX_TREE = 200
 
 SessionName = Annotated[str, Query(description="Name of a session.")]
 After = Annotated[str | None, Query(description="`next` of the page before.")]
-
-
-class Named(BaseModel):
-    """A session."""
-
-    session: str
-
-
-class OpenBody(Named):
-    """Create a session, or resume one."""
-
-    system: str | None = None
-    history: Literal["keep", "follow"] | None = None
-    budget_bytes: int | None = None
-
-
-class Sampling(BaseModel):
-    """How tokens are chosen; what is absent has the engine's default."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: list[str] | None = None
-
-    def params(self) -> SamplingParams:
-        """For the engine.
-
-        Raises:
-            InvalidRequest: A value is not allowed.
-        """
-        return SamplingParams(**self.model_dump(exclude_none=True))
-
-
-class TurnBody(Named):
-    """One user message."""
-
-    text: str
-    sampling: Sampling = Field(default_factory=Sampling)
-    when_busy: Literal["error", "queue"] = "error"
-
-
-class ForkBody(Named):
-    """A new session that goes on from here, or from one of its turns."""
-
-    name: str
-    node: str | None = None
-
-
-class RewindBody(Named):
-    """Take turns back."""
-
-    turns: int = 1
-
-
-class PinBody(Named):
-    """Keep it in a tier longer than others."""
-
-    tier: Literal["device", "host", "disk"] = "host"
-    ttl_s: float | None = None
-    priority: int = 50
-
-
-class CloseBody(Named):
-    """End what runs of it; without ``keep`` the session is deleted."""
-
-    keep: bool = True
-
-
-async def same_origin(request: Request) -> None:
-    """Refuse what a browser sends for another site's page."""
-    site = request.headers.get("sec-fetch-site", "none")
-    origin = request.headers.get("origin")
-    host = request.headers.get("host", "")
-    foreign = origin is not None and origin.partition("://")[2] != host
-    if site not in ("none", "same-origin") or foreign:
-        raise HTTPException(403, "requests of other sites' pages are refused")
 
 
 def router(services: Services, *, every_s: float = EVERY_S) -> APIRouter:
@@ -127,7 +56,7 @@ def router(services: Services, *, every_s: float = EVERY_S) -> APIRouter:
 
 
 def _add_questions(routes: APIRouter, services: Services, every_s: float) -> None:
-    async def handle(request: Request, session: str) -> AsyncSession:
+    async def handle(request: Request, session: str) -> Session:
         return (await services.client(request)).session(session)
 
     @routes.get("/sessions")
@@ -197,12 +126,12 @@ def _add_questions(routes: APIRouter, services: Services, every_s: float) -> Non
 
 
 def _add_changes(routes: APIRouter, services: Services) -> None:
-    only_here = [Depends(same_origin)]
+    running: dict[tuple[AsyncClient, str], AsyncStream] = {}
 
-    async def handle(request: Request, body: Named) -> AsyncSession:
+    async def handle(request: Request, body: Named) -> Session:
         return (await services.client(request)).session(body.session)
 
-    @routes.post("/open", dependencies=only_here)
+    @routes.post("/open")
     async def open_session(request: Request, body: OpenBody) -> dict[str, Any]:
         """Create a session, or resume the one of that name."""
         client = await services.client(request)
@@ -214,36 +143,50 @@ def _add_changes(routes: APIRouter, services: Services) -> None:
         )
         return session_map(await opened.info())
 
-    @routes.post("/turn", dependencies=only_here, response_model=None)
+    @routes.post("/turn", response_model=None)
     async def turn(request: Request, body: TurnBody) -> Response:
         """Say something and stream the reply; who goes away cancels it."""
-        told = _turn(await handle(request, body), body, body.sampling.params())
+        session = await handle(request, body)
+        stream = session.stream(
+            body.text, sampling=body.sampling.params(), when_busy=body.when_busy
+        )
+        told = _turn(stream)
+        if body.turn is not None:
+            told = _named(told, running, (await services.client(request), body.turn), stream)
         return EventStream(told, ping_s=services.settings.ping_s, error=_error_event)
 
-    @routes.post("/fork", dependencies=only_here)
+    @routes.post("/stop")
+    async def stop(request: Request, body: StopBody) -> dict[str, bool]:
+        """End a running turn; what was said so far is kept, or nothing of it."""
+        stream = running.get((await services.client(request), body.turn))
+        if stream is not None:
+            await stream.cancel(keep=body.keep)
+        return {"found": stream is not None}
+
+    @routes.post("/fork")
     async def fork(request: Request, body: ForkBody) -> dict[str, Any]:
         """A new session on the last turn, or on an earlier one; costs no KV."""
         forked = await (await handle(request, body)).fork(body.name, node=body.node)
         return session_map(await forked.info())
 
-    @routes.post("/rewind", dependencies=only_here)
+    @routes.post("/rewind")
     async def rewind(request: Request, body: RewindBody) -> dict[str, Any]:
         """Take turns back, each with its reply."""
         return session_map(await (await handle(request, body)).rewind(body.turns))
 
-    @routes.post("/pin", dependencies=only_here)
+    @routes.post("/pin")
     async def pin(request: Request, body: PinBody) -> dict[str, Any]:
         """Let its blocks leave a tier after all that is pinned less."""
         session = await handle(request, body)
         pinned = await session.pin(tier=body.tier, ttl_s=body.ttl_s, priority=body.priority)
         return session_map(pinned)
 
-    @routes.post("/unpin", dependencies=only_here)
+    @routes.post("/unpin")
     async def unpin(request: Request, body: Named) -> dict[str, Any]:
         """Take the pin off."""
         return session_map(await (await handle(request, body)).unpin())
 
-    @routes.post("/close", dependencies=only_here)
+    @routes.post("/close")
     async def close(request: Request, body: CloseBody) -> dict[str, bool]:
         """End its turns and keep it, or delete it."""
         await (await handle(request, body)).close(keep=body.keep)
@@ -258,28 +201,52 @@ async def _path(client: AsyncClient, info: SessionInfo) -> tuple[str, tuple[str,
         return info.name, ()
 
 
-async def _turn(
-    session: AsyncSession, body: TurnBody, sampling: SamplingParams
-) -> AsyncGenerator[bytes, None]:
-    stream = session.stream(body.text, sampling=sampling, when_busy=body.when_busy)
+async def _turn(stream: AsyncStream) -> AsyncGenerator[bytes, None]:
+    told = False
     try:
         async for event in stream:
             if event.restarted:
                 yield named("restarted", {})
             if event.text or event.tokens:
                 yield named("delta", {"text": event.text, "tokens": len(event.tokens)})
-            if (result := event.result) is not None:
-                done = {
-                    "text": result.text,
-                    "node": result.node,
-                    "finish_reason": result.finish_reason.value,
-                    "stop": result.stop,
-                    "completion_tokens": result.usage.completion_tokens,
-                    "cache": cache_map(result.cache),
-                }
-                yield named("done", done)
+            if event.result is not None:
+                told = True
+                yield named("done", _done(event.result))
+        # Who stopped it may have taken its last events.
+        if not told and stream.result is not None:
+            yield named("done", _done(stream.result))
+        elif not told:
+            raise TurnCancelled("the turn was stopped, and nothing of it was kept")
     finally:
         await stream.aclose()
+
+
+def _done(result: TurnResult) -> dict[str, Any]:
+    return {
+        "text": result.text,
+        "node": result.node,
+        "finish_reason": result.finish_reason.value,
+        "stop": result.stop,
+        "completion_tokens": result.usage.completion_tokens,
+        "cache": cache_map(result.cache),
+    }
+
+
+async def _named(
+    events: AsyncGenerator[bytes, None],
+    running: dict[tuple[AsyncClient, str], AsyncStream],
+    name: tuple[AsyncClient, str],
+    stream: AsyncStream,
+) -> AsyncGenerator[bytes, None]:
+    """The events; while they last the turn can be stopped by its name, the latest of that name."""
+    running[name] = stream
+    try:
+        async for event in events:
+            yield event
+    finally:
+        if running.get(name) is stream:
+            del running[name]
+        await events.aclose()
 
 
 async def _watch(
@@ -298,7 +265,7 @@ async def _watch(
         await asyncio.sleep(every_s)
 
 
-async def _session_event(session: AsyncSession) -> dict[str, Any]:
+async def _session_event(session: Session) -> dict[str, Any]:
     try:
         info, places = await session.info(), await session.places()
     except SessionNotFound:

@@ -1,8 +1,8 @@
 """Who gets in over HTTP: before any route, and whatever the route is.
 
 ==================  =========================================================================
-engine with keys    every path but ``/health`` asks for one: ``Authorization: Bearer``,
-                    ``x-api-key``, or as the password of ``Basic``, which browsers ask for
+engine with keys    every path but ``/health`` and the page's own files asks for one:
+                    ``Authorization: Bearer``, ``x-api-key``, or as the password of ``Basic``
 engine without      only names of this machine in ``Host``: a web page that has its own name
                     point here (DNS rebinding) is refused
 both                a page of another origin is refused unless ``cors_origins`` names it
@@ -26,8 +26,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sessionkv.errors import SessionKVError
 from sessionkv.gateway.errors import Problem, problem_of
 
-OPEN_PATHS = frozenset({"/health"})
-"""Served to whoever asks, and saying nothing of anybody."""
+OPEN_PATHS = frozenset({"/health", "/"})
+OPEN_FOLDER = "/page/"
+"""Served to whoever asks, and saying nothing of anybody: the page is what asks for a key."""
 _CHALLENGE = 'Bearer realm="sessionkv", Basic realm="sessionkv"'
 _MAX_KEY_CHARS = 4096
 
@@ -96,7 +97,7 @@ class Guard:
             if self._is_own_host(headers.get("host", "")):
                 return None
             return Problem(403, "host_refused", "this server is not known by that name")
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
         key = key_of(headers)
         if key is None:

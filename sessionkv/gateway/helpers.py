@@ -47,15 +47,21 @@ def is_helper(
         metadata: As the client sent it.
         max_tokens: What the client allows the answer; where that is much, it is no helper's.
     """
-    said = headers.get(HEADER, (metadata or {}).get(METADATA))
+    said = says_helper(headers, metadata)
     if said is not None:
-        return str(said).strip().lower() in ("true", "1", "yes")
+        return said
     if transcript.tools or (max_tokens is not None and max_tokens > _SMALL_TOKENS):
         return False
     if any(message.get("role") == "assistant" for message in transcript.messages):
         return False
     places = (transcript.system or "", *map(text_of, transcript.messages[-1:]))
     return any(_ASKS.search(_ends(text)) for text in places)
+
+
+def says_helper(headers: Mapping[str, str], metadata: Mapping[str, Any] | None) -> bool | None:
+    """Whether a request says that it is a helper's, or that it is none; None where it does not."""
+    said = headers.get(HEADER, (metadata or {}).get(METADATA))
+    return None if said is None else str(said).strip().lower() in ("true", "1", "yes")
 
 
 def _ends(text: str) -> str:

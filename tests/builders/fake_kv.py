@@ -47,6 +47,7 @@ class FakeKV:
         self.matches: dict[int, Match] = {}
         self.queries: dict[int, DiskQuery] = {}
         self.depends: dict[int, tuple[int, ...]] = {}
+        self.pieces: dict[int, int] = {}
         self.spills: list[Transfer] = []
         self.overdue_spills: tuple[int, ...] = ()
         self.calls: list[tuple[object, ...]] = []
@@ -61,6 +62,14 @@ class FakeKV:
 
     def disk_query(self, chain: FakeChain) -> DiskQuery | None:
         return self.queries.get(chain.token_ids[0])
+
+    def make_room(
+        self, chain: FakeChain, match: Match, *, room_tokens: int, most_blocks: int
+    ) -> bool:
+        """At once, unless a test has set ``pieces`` of the prompt's first token."""
+        left = self.pieces.get(chain.token_ids[0], 0)
+        self.pieces[chain.token_ids[0]] = max(left - 1, 0)
+        return not left
 
     def admit(
         self,

@@ -65,7 +65,7 @@ def gateway(endpoint: str, **settings: Any) -> Iterator[Gateway]:
     """A gateway to the engine at an endpoint; ``settings`` as for :class:`GatewaySettings`."""
     ready = threading.Event()
     server = GatewayServer(GatewaySettings(endpoint, **settings), ready.set)
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle on
     listener.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 

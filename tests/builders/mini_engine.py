@@ -15,6 +15,7 @@ from sessionkv.cache.manager import KVCacheManager
 from sessionkv.config import SchedulerConfig
 from sessionkv.engine.checksum_runner import ChecksumRunner
 from sessionkv.engine.runner import LaterResult
+from sessionkv.engine.scheduler.admission import MOST_BLOCKS
 from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.policy import LoadPolicy
 from sessionkv.engine.scheduler.scheduler import Scheduler
@@ -127,6 +128,7 @@ class MiniEngine:
         config: SchedulerConfig | None = None,
         fault: Fault | None = None,
         root_name: str = "checksum",
+        most_blocks: int = MOST_BLOCKS,
         **runner: object,
     ) -> None:
         self.runner = ChecksumRunner(
@@ -148,6 +150,7 @@ class MiniEngine:
             config=config or SchedulerConfig(),
             budget=StepBudget(step_tokens, shared_tokens or step_tokens),
             max_model_len=max_model_len,
+            most_blocks=most_blocks,
         )
         self.host = [bytearray(self.runner.geometry.block_bytes) for _ in range(host_blocks)]
         self.disk = disk
@@ -196,6 +199,7 @@ class MiniEngine:
         if not self.launched:
             self._launch(self.scheduler.schedule(self.now))
         if self.launched and self.runner.plans_ahead:
+            self.scheduler.load_beside(self.now)
             self._launch(self.scheduler.schedule_ahead(self.now))
         computed = bool(self.launched)
         if computed:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sessionkv.config import SchedulerConfig
+from sessionkv.engine.scheduler.admission import MOST_BLOCKS
 from sessionkv.engine.scheduler.batch import StepBudget
 from sessionkv.engine.scheduler.policy import Claims, LoadPolicy, Workload
 from sessionkv.engine.scheduler.scheduler import Scheduler
@@ -71,6 +72,7 @@ def make_scheduler(
     small_tokens: int = 0,
     max_model_len: int = 64,
     policy: LoadPolicy | None = None,
+    most_blocks: int = MOST_BLOCKS,
     **config: object,
 ) -> Scheduler:
     """A scheduler with small limits; ``shared_tokens`` where somebody decodes, else the same."""
@@ -80,6 +82,7 @@ def make_scheduler(
         config=SchedulerConfig(**config),
         budget=StepBudget(step_tokens, shared_tokens or step_tokens, small_tokens),
         max_model_len=max_model_len,
+        most_blocks=most_blocks,
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from sessionkv.engine.messages import CancelTurn
 from sessionkv.gateway.page_files import FOLDER, HEADERS
-from tests.builders.engine import engine_config
+from tests.builders.engine import StepGate, engine_config
 from tests.builders.gateway import HttpEngine, http_engine, replies
 
 V1 = "/sessionkv/v1"
@@ -69,6 +72,35 @@ def test_a_turn_streams_and_ends_with_its_report(served: HttpEngine) -> None:
     assert again["cache"]["device_tokens"] > 0
     assert again["text"] == "And again."
     assert get(served, "session", session="turn")["last_cache"] == again["cache"]
+
+
+def until_told_to_cancel(served: HttpEngine) -> None:
+    for _ in range(30_000):
+        if any(
+            isinstance(message, CancelTurn) for message in list(served.engine.host.inbox._items)
+        ):
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("no cancel came to the core")
+
+
+def test_a_turn_can_be_stopped_by_its_name_and_kept() -> None:
+    gate = StepGate(lambda plan: plan.num_tokens == 1)
+    with http_engine(gate=gate, runner={"script": replies("Hello there.")}) as served:
+        post(served, "open", session="a")
+        with ThreadPoolExecutor(2) as pool:
+            told = pool.submit(say, served, "a", "Hi", turn="mine")
+            gate.reached()  # the core stands before the second token
+            stopped = pool.submit(post, served, "stop", turn="mine")
+            until_told_to_cancel(served)
+            gate.open()
+            assert stopped.result() == {"found": True}
+            name, done = told.result()[-1]
+        assert name == "done"
+        assert done["finish_reason"] == "cancelled"
+        assert "Hello there.".startswith(done["text"])
+        assert get(served, "session", session="a")["turns"] == 1
+        assert post(served, "stop", turn="mine") == {"found": False}
 
 
 def test_history_has_each_message_with_its_turn(served: HttpEngine) -> None:
@@ -249,9 +281,8 @@ def test_a_name_that_is_taken_is_a_conflict(served: HttpEngine) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
         {"Origin": "http://evil.example"},
+        {"Host": "evil.example"},
         {"Origin": "null"},
     ],
 )

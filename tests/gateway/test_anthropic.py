@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sessionkv.gateway.conversations import NAMES
 from sessionkv.types.reply_style import ReplyStyle
 from tests.builders.agent_text import call, write_agent_text
 from tests.builders.engine import engine_config
@@ -220,7 +221,7 @@ def test_breakpoints_pin_the_conversation(served: HttpEngine) -> None:
     }
     with served.engine.client() as client:
         for _ in range(1000):
-            pins = [info.pin for info in client.sessions("http:") if info.pin is not None]
+            pins = [info.pin for info in client.sessions(NAMES) if info.pin is not None]
             if pins:
                 break
         assert [pin.tier for pin in pins] == ["host"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -14,7 +16,7 @@ from pydantic import TypeAdapter
 
 from sessionkv.types import StepPlan
 from tests.builders.doors import Hold
-from tests.builders.engine import engine_config
+from tests.builders.engine import StepGate, engine_config
 from tests.builders.gateway import MODEL, HttpEngine, http_engine
 
 URL = "/v1/responses"
@@ -113,3 +115,43 @@ def test_what_does_not_fit_is_refused_with_the_numbers(stream: bool) -> None:
         assert error["code"] == "context_length_exceeded"
         assert error["n_prompt_tokens"] > error["n_ctx"]
         await_heads(served, 0)
+
+
+def test_a_stream_begins_before_its_prompt_is_computed() -> None:
+    steps = itertools.count()
+    gate = StepGate(lambda plan: next(steps) > 0)  # of many that the prompt takes
+    with http_engine(engine_config(blocks=512, step_tokens=32), gate=gate) as served:
+        body = {"model": MODEL, "input": "x" * 400, "stream": True, "max_output_tokens": 3}
+        with served.http.stream("POST", URL, json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: response.created"
+            gate.reached()
+            gate.open()
+            assert [line for line in lines if line.startswith("event: ")][-1] == (
+                "event: response.incomplete"
+            )
+
+
+def test_many_at_once_from_one_response_are_all_there() -> None:
+    with http_engine(engine_config(blocks=2048)) as served:
+        first = served.post(URL, ENDLESS | {"max_output_tokens": 8}).json()
+        bodies = [
+            {
+                "model": MODEL,
+                "input": f"number {i}",
+                "previous_response_id": first["id"],
+                "stream": True,
+                "max_output_tokens": 8,
+                "ignore_eos": True,
+            }
+            for i in range(24)
+        ]
+        with ThreadPoolExecutor(24) as pool:
+            streams = list(pool.map(lambda body: served.stream(URL, body), bodies))
+        for events in streams:
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            body = events[-1]["response"]
+            assert body["usage"]["output_tokens"] == 8
+            assert body["usage"]["input_tokens_details"]["cached_tokens"] > 0
+            assert served.http.get(f"{URL}/{body['id']}").json()["output"] == body["output"]
+        assert len(heads(served)) == 25

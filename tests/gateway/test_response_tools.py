@@ -203,3 +203,23 @@ def test_an_answer_may_be_held_to_a_schema(served: HttpEngine) -> None:
     text = body["output"][0]["content"][0]["text"]
     assert json.loads(text)["c"] in ("red", "blue")
     assert body["text"]["format"] == form
+
+
+def test_a_client_that_sends_all_again_goes_on_where_it_was(served: HttpEngine) -> None:
+    start: list[Any] = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": "Where is it cold?"},
+    ]
+    first = ask(served, start, instructions="Be brief.")
+    history = [*start, *first["output"], *results_of(first)]
+    second = ask(served, history, instructions="Be brief.")
+    assert second["output"][0]["content"][0]["text"] == "Cold and warm."
+    assert node_of(served, second).parent == first["sessionkv"]["node"]
+    assert second["sessionkv"]["cache"]["miss"]["reason"] == "none"
+    # Other words under the same ids are other words.
+    changed = [dict(item) for item in history]
+    changed[1]["content"] = "Where is it warm?"
+    third = ask(served, changed, instructions="Be brief.")
+    assert node_of(served, third).parent != first["sessionkv"]["node"]
+    said = node_of(served, third).messages[0]["content"]
+    assert said == "Where is it warm?"

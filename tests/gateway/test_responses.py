@@ -242,6 +242,8 @@ def test_a_response_that_is_not_stored_leaves_nothing(
         ({"truncation": "auto"}, "truncation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"n": 2}, "n"),
+        ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options.mode"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"previous_response_id": "resp_" + "0" * 32, "conversation": "c"}, "conversation"),
@@ -292,6 +294,57 @@ def test_what_is_not_there_is_not_found(served: HttpEngine) -> None:
     assert served.http.post(f"{URL}/compact", json={}).status_code == 400
     streamed = served.http.get(f"{URL}/{stored['id']}", params={"stream": "true"})
     assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "stream")
+
+
+def pins(served: HttpEngine, body: dict[str, Any]) -> str:
+    with served.engine.client() as client:
+        session = client.session(session_of(body["id"]))
+        for _ in range(1000):
+            if (pin := session.info().pin) is not None:
+                assert pin.expires_s is not None
+                hours = (pin.expires_s - body["created_at"]) / 3600
+                return f"{pin.tier} {hours:.1f}"
+    return ""
+
+
+def test_a_cache_that_is_wanted_for_longer_is_pinned(tmp_path: Path) -> None:
+    config = engine_config(tmp_path, blocks=512, host_blocks=512, disk_bytes=64 * 1024**2)
+    with http_engine(config) as served:
+        for fields, expected in (
+            ({"prompt_cache_retention": "24h"}, "disk 24.0"),
+            ({"prompt_cache_retention": "in-memory"}, "host 0.2"),
+            ({"prompt_cache_options": {"ttl": "12h"}}, "disk 12.0"),
+            ({"prompt_cache_options": {"ttl": "30m"}}, "host 0.5"),
+        ):
+            assert pins(served, ask(served, max_output_tokens=4, **fields)) == expected
+
+
+def test_helpers_of_other_conversations_are_not_kept(served: HttpEngine) -> None:
+    before = heads(served)
+    body = ask(served, metadata={"sessionkv_helper": "true"})
+    assert body["store"] is False
+    assert heads(served) == before
+
+
+def test_a_response_may_be_compared_to_another(served: HttpEngine) -> None:
+    def compare(text: str, other: str, **fields: Any) -> dict[str, Any]:
+        options = {"comparison_response_id": other}
+        found: dict[str, Any] = ask(served, text, prompt_cache_options=options, **fields)[
+            "prompt_cache_diagnostics"
+        ]
+        return found
+
+    first = ask(served, "diagnosed " * 5)
+    hit = compare("two", first["id"], previous_response_id=first["id"])
+    assert hit == {"type": "cache_hit"}
+    assert compare("diagnosed " * 5, first["id"]) == {"type": "cache_hit"}
+    changed = compare("another question", first["id"])
+    assert (changed["type"], changed["reason"]) == ("cache_miss", "input_changed")
+    assert changed["cache_missed_tokens"] > 0
+    tools = compare("diagnosed " * 5, first["id"], tools=[TOOL])
+    assert tools["reason"] == "tools_changed"
+    missing = compare("x", "resp_" + "0" * 32)
+    assert missing == {"type": "comparison_response_not_found"}
 
 
 def test_a_request_that_says_nothing_is_answered_with_nothing(served: HttpEngine) -> None:

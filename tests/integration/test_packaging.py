@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ENGINE_ONLY = ("torch", "triton", "transformers", "tokenizers", "lmdb", "jinja2", "rich", "numpy")
 
+PAGE = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sessionkv/gateway/page").iterdir()}
+
 pytestmark = pytest.mark.slow
 
 
@@ -45,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_has_all_modules(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
-    assert module_paths() <= names
+    assert module_paths() | PAGE <= names
     # Nothing beside the package: bare `kernels` would be somebody else's.
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sessionkv"}
 
@@ -53,7 +55,7 @@ def test_wheel_has_all_modules(built: Path) -> None:
 def test_sdist_has_all_modules(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert module_paths() <= names
+    assert module_paths() | PAGE <= names
     assert {"LICENSE", "README.md", "pyproject.toml", "tests/conftest.py"} <= names
 
 

@@ -35,6 +35,7 @@ ENGINES = st.fixed_dictionaries(
         "shared_tokens": st.sampled_from((None, 2)),
         "prefix_cache": st.sampled_from((True, True, True, False)),
         "plans_ahead": st.booleans(),
+        "most_blocks": st.sampled_from((1, 2, 1024)),
     }
 )
 OUTCOMES = st.sampled_from((None, None, None, MoveOutcome.CORRUPT, MoveOutcome.NO_ROOM))

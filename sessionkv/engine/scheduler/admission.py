@@ -7,6 +7,7 @@ holds blocks meanwhile.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Mapping
 
 from sessionkv.engine.scheduler.kv import KVCache
@@ -21,8 +22,26 @@ MAX_IDLE_WAIT_STEPS = 16
 PATIENCE_S = 0.5
 """For so long others may be admitted past a sequence that finds no room; then they wait too."""
 
+MOST_BLOCKS = 512
+"""Blocks whose loads are begun for one sequence at a time while others compute: about a millisecond
+of core, and twenty of a bus. Room, which costs half as much, is made for twice as many."""
+
 _MAX_TRIES_PER_STEP = 4
 _NOTHING_CACHED = Match(0, 0, 0)
+
+
+class Tried(enum.Enum):
+    """What came of trying to admit a sequence.
+
+    ``ADMITTED``: it is out of the queue. ``WAITS``: it is noted what for. ``MAKES_ROOM``: part of
+    what it needs was made free; those behind it are not to take that. ``COMPUTES``: it has nothing
+    to load, and only a step that is being planned may admit it.
+    """
+
+    ADMITTED = enum.auto()
+    WAITS = enum.auto()
+    MAKES_ROOM = enum.auto()
+    COMPUTES = enum.auto()
 
 
 class Admitter:
@@ -212,44 +231,98 @@ class Admitter:
 
     # ---- admitting -----------------------------------------------------------------------
 
-    def admit(self, sequence: Sequence, now: float, step_id: int, *, alone: bool) -> bool:
+    def admit(
+        self,
+        sequence: Sequence,
+        now: float,
+        step_id: int,
+        *,
+        most_blocks: int | None,
+        alone: bool = False,
+    ) -> Tried:
         """Give a sequence its blocks, or note what it waits for.
 
         Args:
             sequence: One of :meth:`candidates`.
             now: Time of the caller's clock.
             step_id: Of the step being planned.
+            most_blocks: For so many room is made at once; None where nobody waits meanwhile.
             alone: Nothing else holds blocks, so that what has no room now never will have.
-
-        Returns:
-            Whether it is out of the queue: running, or fetching when some of it can be loaded.
         """
         match = self._match(sequence)
+        if (waits := self._put_off(sequence, match, now, step_id)) is not None:
+            return waits
+        if most_blocks is not None and not self._make_room(sequence, match, most_blocks):
+            return Tried.MAKES_ROOM
+        return self._take_blocks(sequence, match, now, alone=alone)
+
+    def admit_beside(
+        self, sequence: Sequence, now: float, step_id: int, *, most_blocks: int
+    ) -> Tried:
+        """As :meth:`admit` while a step is in flight: if some of it can be loaded.
+
+        Where it has found no room it is tried again when all copies have ended that were then under
+        way to make some.
+        """
+        if sequence.awaited_spills is not None:
+            sequence.awaited_spills &= self._desk.spills
+            if sequence.awaited_spills:
+                return self._outcome(sequence, None, _NOTHING_CACHED, now)
+            sequence.awaited_spills = None
+        match = self._match(sequence)
+        if match.num_tokens == match.device_tokens:
+            return Tried.COMPUTES
+        if (waits := self._put_off(sequence, match, now, step_id)) is not None:
+            return waits
+        if not self._make_room(sequence, match, most_blocks):
+            return Tried.MAKES_ROOM
+        admission = self._lease(sequence, match)
+        if admission is None:
+            self._desk.collect_spills()
+            if not self._desk.spills:
+                return self._take_blocks(sequence, self._match(sequence), now, alone=False)
+            sequence.awaited_spills = set(self._desk.spills)
+        return self._outcome(sequence, admission, match, now)
+
+    def _put_off(self, sequence: Sequence, match: Match, now: float, step_id: int) -> Tried | None:
+        """Whether it had better wait, for others or for what the store says."""
         if sequence.reads_cache and self._should_wait(sequence, match, step_id):
             self._waiters.add(sequence.seq_id)
-            return False
-        if self._asks_again(sequence, match, now):
-            return False
-        admission = self._take_blocks(sequence, match)
+            return Tried.WAITS
+        return Tried.WAITS if self._asks_again(sequence, match, now) else None
+
+    def _make_room(self, sequence: Sequence, match: Match, most_blocks: int) -> bool:
+        known = len(sequence.token_ids)
+        return self._kv.make_room(
+            sequence.chain, match, room_tokens=known, most_blocks=2 * most_blocks
+        )
+
+    def _take_blocks(self, sequence: Sequence, match: Match, now: float, *, alone: bool) -> Tried:
+        admission = self._lease(sequence, match)
         if admission is None:
             # Planning the spills may itself drop what is clean, even what was matched.
             self._desk.collect_spills()
             match = self._match(sequence)
             if self._asks_again(sequence, match, now):
-                return False
-            admission = self._take_blocks(sequence, match)
+                return Tried.WAITS
+            admission = self._lease(sequence, match)
         if admission is None and alone and not self._desk.spills:
             # Holding what is matched can itself take the room that is missing (a tail is copied
             # while its source is leased): then everything is computed.
             match = _NOTHING_CACHED
-            admission = self._take_blocks(sequence, match)
-        if admission is None:
-            sequence.tried_epoch = self._epoch
-            if sequence.blocked_since is None:
-                sequence.blocked_since = now
-            return False
-        self._admitted(sequence, admission, match, now)
-        return True
+            admission = self._lease(sequence, match)
+        return self._outcome(sequence, admission, match, now)
+
+    def _outcome(
+        self, sequence: Sequence, admission: Admission | None, match: Match, now: float
+    ) -> Tried:
+        if admission is not None:
+            self._admitted(sequence, admission, match, now)
+            return Tried.ADMITTED
+        sequence.tried_epoch = self._epoch
+        if sequence.blocked_since is None:
+            sequence.blocked_since = now
+        return Tried.WAITS
 
     def _asks_again(self, sequence: Sequence, match: Match, now: float) -> bool:
         """Ask disk anew where memory has lost some of the prompt since: each time there is less."""
@@ -267,7 +340,7 @@ class Admitter:
         receipt = None if self._desk.disk_is_late else sequence.receipt
         return self._kv.match(sequence.chain, receipt)
 
-    def _take_blocks(self, sequence: Sequence, match: Match) -> Admission | None:
+    def _lease(self, sequence: Sequence, match: Match) -> Admission | None:
         """Lease what is matched, with room for the whole prompt; all or nothing."""
         known = len(sequence.token_ids)
         return self._kv.admit(sequence.seq_id, sequence.chain, match, room_tokens=known)
@@ -280,6 +353,7 @@ class Admitter:
         sequence.num_computed = sequence.num_staged = admission.device_tokens
         sequence.found_tokens = admission.found_tokens
         sequence.copies = admission.copies
+        sequence.awaited_spills = None
         sequence.accounting.admitted(now, match)
         if admission.found_tokens > admission.device_tokens:
             sequence.state = SequenceState.FETCHING

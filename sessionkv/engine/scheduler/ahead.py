@@ -31,7 +31,7 @@ def continued(
     """
     going_on = []
     for sequence in running:
-        if sequence.num_awaited and not sequence.num_in_flight:
+        if sequence.awaits_loads and not sequence.num_in_flight:
             continue
         known = len(sequence.token_ids)
         samples = sequence.num_in_flight and sequence.num_staged == known

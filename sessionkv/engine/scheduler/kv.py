@@ -68,6 +68,14 @@ class KVCache(Protocol):
         """
         ...
 
+    def make_room(self, chain: Chain, match: Match, *, room_tokens: int, most_blocks: int) -> bool:
+        """Drop what :meth:`admit` of a match needs the room of, but no more than so many blocks.
+
+        True where it is to be admitted now, the match being good still. False where so many were
+        dropped and more are to be: then the chain is to be matched again.
+        """
+        ...
+
     def advance(self, seq_id: int) -> Meeting:
         """Join what was loaded and lies before the front, and say where the two cursors stand.
 

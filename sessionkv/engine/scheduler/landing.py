@@ -116,8 +116,9 @@ class Landing:
             return self._life.finish(sequence, None)
         constraint = sequence.constraint
         # A constraint that lets an end token come before min_tokens lets nothing else come.
-        may_stop = num_output >= sequence.sampling.min_tokens or constraint is not None
-        if may_stop and token_id in sequence.stop_token_ids:
+        if token_id in sequence.stop_token_ids and (
+            num_output >= sequence.sampling.min_tokens or constraint is not None
+        ):
             sequence.end_reason = FinishReason.STOP
             return self._life.finish(sequence, token, token_id)
         if num_output == limit:

@@ -53,6 +53,15 @@ class Claims:
     compute_tokens: int | None
     loads: Mapping[Tier, int] = field(default_factory=dict)
 
+    def bounded(self, most_blocks: int) -> Claims:
+        """With at most so many loads; itself where it has no more."""
+        if sum(self.loads.values()) <= most_blocks:
+            return self
+        loads: dict[Tier, int] = {}
+        for tier, count in self.loads.items():
+            loads[tier] = min(count, most_blocks - sum(loads.values()))
+        return Claims(self.compute_tokens, {tier: n for tier, n in loads.items() if n})
+
 
 class LoadPolicy(Protocol):
     """Decides how long to ask for a sequence's KV below the device, and what to load of it."""

@@ -13,6 +13,7 @@ A round of the caller's loop::
     store.look_up(scheduler.take_lookups())               # answers come back through on_receipt
     store.release(scheduler.take_receipts())
     if launched:
+        scheduler.load_beside(now)                        # or never; has moves for the movers
         launched += launch(scheduler.schedule_ahead(now)) # unless it is None, or never
         plan, pending = launched.popleft()
         events = scheduler.commit(plan, pending.result(), now)   # or fail_step(plan, error)
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections import deque
 
 from sessionkv.config import SchedulerConfig
+from sessionkv.engine.scheduler.admission import MOST_BLOCKS, Tried
 from sessionkv.engine.scheduler.ahead import continued, num_awaited
 from sessionkv.engine.scheduler.batch import Batch, StepBudget
 from sessionkv.engine.scheduler.kv import KVCache
@@ -80,6 +82,7 @@ class Scheduler:
         config: SchedulerConfig,
         budget: StepBudget,
         max_model_len: int,
+        most_blocks: int = MOST_BLOCKS,
     ) -> None:
         """Start empty.
 
@@ -89,11 +92,13 @@ class Scheduler:
             config: Limits and times; ``step_tokens`` of it is not read.
             budget: Most tokens of one plan; also bounds the sequences that run at once.
             max_model_len: Most positions of one sequence.
+            most_blocks: See :data:`~sessionkv.engine.scheduler.admission.MOST_BLOCKS`.
         """
         self._kv = kv
         self._policy = load_policy
         self._budget = budget
         self._max_model_len = max_model_len
+        self._most_blocks = most_blocks
         self._max_running = budget.most_running(config.max_running)
         self._max_queue = config.max_queue
         self._least_patience_s = config.min_lookup_wait_ms / 1000.0
@@ -105,6 +110,7 @@ class Scheduler:
         self._landing = Landing(kv, self._life)
         self._in_flight: deque[tuple[StepPlan, Batch]] = deque()
         self._decoded: list[Sequence] = []  # by the last plan, if it did nothing else
+        self._makes_room = self._holds_loads_back = False
         self._step_id = 0
         self.num_preemptions = 0
 
@@ -239,8 +245,12 @@ class Scheduler:
     # ---- what goes out -------------------------------------------------------------------
 
     def take_transfers(self) -> list[Transfer]:
-        """Moves for the movers, each once: fetches, and spills the cache wants now."""
-        self._desk.collect_spills()
+        """Moves for the movers, each once: fetches, and spills the cache wants now.
+
+        While room is being made bit by bit nobody looks for blocks to spill after each bit.
+        """
+        if not self._makes_room:
+            self._desk.collect_spills()
         return self._desk.take()
 
     def take_ready(self) -> list[Transfer]:
@@ -281,6 +291,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences in the queue."""
         return len(self._life.queue)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether some sequence got a part of its room or of its loads, and would get more now."""
+        return self._makes_room or self._holds_loads_back
 
     @property
     def disk_is_late(self) -> bool:
@@ -327,10 +342,46 @@ class Scheduler:
         self._give_up_transfers(now)
         if self._step_id % _RETRY_STEPS == 0:
             self._admitter.room_changed()
+        self._makes_room = self._holds_loads_back = False
         batch = Batch(self._kv, self._budget)
         if self._plan_running(batch, now):
             self._plan_admissions(batch, now)
         return self._plan(batch)
+
+    def load_beside(self, now: float) -> None:
+        """While a step is in flight: admit those that load, and begin more of their loads.
+
+        The step in flight is neither waited for nor changed, and :meth:`schedule_ahead` can plan
+        the next one without those who only wait for loads. Of one sequence a bounded number of
+        blocks is dealt with; :meth:`take_ready` has what to move.
+
+        Raises:
+            RuntimeError: No plan is in flight.
+        """
+        if not self._in_flight:
+            raise RuntimeError("no plan is in flight")
+        self._admitter.end_lookups(now)
+        self._makes_room = self._holds_loads_back = False
+        for sequence in self._life.running:
+            is_fetching = sequence.state is SequenceState.FETCHING
+            if is_fetching and not (sequence.num_awaited or sequence.num_in_flight):
+                sequence.only_loads = not self._meet(sequence, now)
+        if self.num_waiting and self.num_running < self._max_running:
+            self._admit_beside(now)
+
+    def _admit_beside(self, now: float) -> None:
+        for sequence in self._admitter.candidates(now, self._step_id):
+            tried = self._admitter.admit_beside(
+                sequence, now, self._step_id, most_blocks=self._most_blocks
+            )
+            self._makes_room = tried is Tried.MAKES_ROOM
+            if tried is Tried.ADMITTED:
+                self._life.admitted(sequence)
+                # Its admission has cost about as much as the other half of its loads.
+                half = self._most_blocks // 2
+                sequence.only_loads = not self._meet(sequence, now, most_blocks=half)
+            elif tried is not Tried.WAITS or self.num_running >= self._max_running:
+                return
 
     def _give_up_transfers(self, now: float) -> None:
         """Whoever waits for transfers that are not answered goes on without them."""
@@ -365,7 +416,7 @@ class Scheduler:
         going_on = continued(self._life.running, self._reserve)
         if going_on is None:
             return None
-        num_awaiting = sum(sequence.num_awaited > 0 for sequence in self._life.running)
+        num_awaiting = sum(sequence.awaits_loads for sequence in self._life.running)
         if self.num_waiting and len(going_on) + num_awaiting < self.num_running:
             return None
         batch = Batch(self._kv, self._budget)
@@ -373,7 +424,7 @@ class Scheduler:
         return self._plan(batch)
 
     def _might_admit(self) -> bool:
-        if not self.num_waiting or self.num_running >= self._max_running:
+        if not self.num_waiting or self.num_running >= self._max_running or self._makes_room:
             return False
         is_due = self._step_id % _RETRY_STEPS == 0
         return is_due or not self._admitter.is_settled(self._step_id)
@@ -462,19 +513,30 @@ class Scheduler:
         room = self._max_running - self.num_running
         if room <= 0 or batch.budget <= 0 or not self.num_waiting:
             return
-        alone = not self.num_running and not self._life.num_unreleased
         for sequence in self._admitter.candidates(now, self._step_id):
-            if self._admitter.admit(sequence, now, self._step_id, alone=alone):
-                alone = False
+            nobody_runs = not self.num_running
+            tried = self._admitter.admit(
+                sequence,
+                now,
+                self._step_id,
+                most_blocks=None if nobody_runs else self._most_blocks,
+                alone=nobody_runs and not self._life.num_unreleased,
+            )
+            self._makes_room = tried is Tried.MAKES_ROOM
+            if tried is Tried.ADMITTED:
                 room -= 1
                 self._life.admitted(sequence)
                 if sequence.state is SequenceState.RUNNING or self._meet(sequence, now):
                     self._add_prompt(batch, sequence)
-            if room <= 0 or batch.budget <= 0:
+            if room <= 0 or batch.budget <= 0 or self._makes_room:
                 return
 
-    def _meet(self, sequence: Sequence, now: float) -> bool:
-        """Let the two cursors of a sequence that fetches go on; whether the front may compute."""
+    def _meet(self, sequence: Sequence, now: float, most_blocks: int | None = None) -> bool:
+        """Let the two cursors of a sequence that fetches go on; whether the front may compute.
+
+        If it may not, loads of at most so many blocks are begun.
+        """
+        sequence.only_loads = False
         meeting = self._kv.advance(sequence.seq_id)
         if meeting.joined:
             self._join(sequence, meeting)
@@ -486,15 +548,19 @@ class Scheduler:
             self._life.fetched(sequence, now)
             return True
         claims = self._policy.meet(meeting, self._workload(sequence, now))
-        awaited = 0 if sequence.lost else num_awaited(meeting, claims, self._kv.block_size)
         size = self._kv.block_size
         limits = [claims.compute_tokens, meeting.limit_tokens]
         limits += [meeting.unclaimed[tier][-count] * size for tier, count in claims.loads.items()]
-        transfers = self._kv.claim(sequence.seq_id, claims.loads)
-        self._desk.load(transfers, sequence.receipt, now)
         sequence.compute_limit = min((x for x in limits if x is not None), default=UNBOUNDED)
         may_compute = sequence.compute_limit > sequence.num_computed
+        if not may_compute:
+            most = self._most_blocks if most_blocks is None else most_blocks
+            wanted, claims = claims, claims.bounded(most)
+            self._holds_loads_back |= claims is not wanted
+        awaited = 0 if sequence.lost else num_awaited(meeting, claims, size)
         sequence.num_awaited = 0 if may_compute else awaited
+        transfers = self._kv.claim(sequence.seq_id, claims.loads)
+        self._desk.load(transfers, sequence.receipt, now)
         return may_compute
 
     def _join(self, sequence: Sequence, meeting: Meeting) -> None:

@@ -207,6 +207,7 @@ class Sequence:
         num_arrived: Blocks that were loaded for it since.
         num_awaited: Blocks that are on their way to it, where it can do nothing before all of them
             are answered; else 0.
+        only_loads: More of it can be loaded, and it can do nothing else in the next step.
         compute_limit: Positions that the next step may compute end there.
         num_known_blocks: Blocks of the table that the runner has been told.
         num_staged: Positions below it are computed, or a step in flight computes them.
@@ -259,6 +260,7 @@ class Sequence:
     lost: dict[int, MissReason] = field(default_factory=dict)
     num_arrived: int = 0
     num_awaited: int = 0
+    only_loads: bool = False
     copies: tuple[BlockCopy, ...] = ()
     holds_blocks: bool = False
     started: bool = False
@@ -294,6 +296,11 @@ class Sequence:
         return self.state in _GOING_ON
 
     @property
+    def awaits_loads(self) -> bool:
+        """Whether the next step can be planned without it."""
+        return self.only_loads or self.num_awaited > 0
+
+    @property
     def fills_blocks(self) -> bool:
         """Whether it is on its way through its prompt, so that others may wait for its blocks."""
         return self.goes_on and self.use_cache
@@ -327,6 +334,7 @@ class Sequence:
         self.new_block_ids = ()
         self.num_known_blocks = self.found_tokens = self.num_awaited = 0
         self.compute_limit = UNBOUNDED
+        self.only_loads = False
         self.lost.clear()
         self.copies = ()
         self.started = False

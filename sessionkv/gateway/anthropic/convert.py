@@ -207,7 +207,7 @@ class _Builder:
         if block.tool_use_id in self._names:
             message["name"] = self._names[block.tool_use_id]
         self.add(message, at)
-        self._at = at
+        self._at = at.partition(".")[0]
 
 
 _KINDS = {

@@ -9,19 +9,18 @@ from typing import Any
 from sessionkv.client import TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.gateway.errors import Problem
+from sessionkv.gateway.openai.cache_diagnostics import compared_to, diagnosis
 from sessionkv.gateway.openai.conversation_store import ConversationStore
 from sessionkv.gateway.openai.response_body import Kept, body_of, echo_of, status_of, usage_of
 from sessionkv.gateway.openai.response_events import Event, ResponseWriter
 from sessionkv.gateway.openai.response_ids import new_response_id
 from sessionkv.gateway.openai.response_plan import plan_of
 from sessionkv.gateway.openai.response_schema import ResponseRequest
-from sessionkv.gateway.openai.response_store import Plan, ResponseStore, Standing
+from sessionkv.gateway.openai.response_store import Found, Plan, ResponseStore, Standing
 from sessionkv.gateway.openai.sampling import priority_of, sampling_of, tier_of
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.sse import named
 from sessionkv.types import FinishReason, SamplingParams
-
-DAY_S = 24 * 3600.0
 
 
 class Answer:
@@ -88,9 +87,14 @@ class Answer:
     async def _run(self, plan: Plan, *, stream: bool) -> AsyncGenerator[Event, None]:
         calls = bool(plan.tools) and plan.kept.calls_tools
         parser, writer = self._store.parser(self._id, calls=calls), self._writer
+        other = await self._compare()
         running = self._store.run(
             plan,
-            TurnOptions(sampling=self._sampling(plan), priority=priority_of(self._body)),
+            TurnOptions(
+                sampling=self._sampling(plan),
+                priority=priority_of(self._body),
+                progress=stream,  # so that the first event comes when the turn is taken
+            ),
             # Where the reply ends with its first call somebody has to see it come.
             stream=stream or (calls and plan.kept.calls_once),
             is_over=lambda: writer.is_over,
@@ -110,7 +114,7 @@ class Answer:
                     for said in [*writer.feed(parser.end()), *writer.end(is_cut=is_cut)]:
                         yield said
                     await self._keep()
-                    yield writer.finish(self._whole(plan, event.result))
+                    yield writer.finish(self._whole(plan, event.result, other))
         finally:
             await running.aclose()
 
@@ -127,10 +131,16 @@ class Answer:
         body = self._body
         if body.conversation_id is not None:
             await self._conversations.add_response(body.conversation_id, self._id)
-        if body.is_stored and body.prompt_cache_retention == "24h":
-            self._store.keep_on_disk(self._id, DAY_S)
+        if body.is_stored and body.pin is not None:
+            self._store.pin(self._id, *body.pin)
 
-    def _whole(self, plan: Plan, result: TurnResult) -> dict[str, Any]:
+    async def _compare(self) -> Found | None:
+        cache = self._body.prompt_cache_options
+        if cache is None or cache.comparison_response_id is None:
+            return None
+        return await compared_to(self._store, cache.comparison_response_id)
+
+    def _whole(self, plan: Plan, result: TurnResult, other: Found | None) -> dict[str, Any]:
         output = self._writer.output
         counts = {
             "prompt_tokens": result.usage.prompt_tokens,
@@ -142,6 +152,9 @@ class Answer:
         report = extension([result])
         if not plan.is_stored:
             report.pop("node", None)
+        cache = self._body.prompt_cache_options
+        if cache is not None and cache.comparison_response_id is not None:
+            whole["prompt_cache_diagnostics"] = diagnosis(other, plan, result)
         return whole | {"sessionkv": report}
 
     def failed(self, problem: Problem) -> bytes:

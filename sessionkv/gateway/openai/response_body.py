@@ -21,6 +21,7 @@ JOINT = "\n\n"
 _KEPT = "response"
 _PARTS = "system"
 _OWN = "own"
+_RETENTION = {"24h": "24h", "in_memory": "in_memory", "in-memory": "in_memory"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def echo_of(body: ResponseRequest, response_id: str, *, model: str, tier: str) -
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "prompt_cache_retention": body.prompt_cache_retention,
+        "prompt_cache_options": _cache_options(body),
+        "prompt_cache_retention": _RETENTION.get(body.prompt_cache_retention or ""),
         "reasoning": reasoning,
         "safety_identifier": body.safety_identifier,
         "service_tier": tier,
@@ -129,6 +131,14 @@ def echo_of(body: ResponseRequest, response_id: str, *, model: str, tier: str) -
         "truncation": "disabled",
         "user": body.user,
     }
+
+
+def _cache_options(body: ResponseRequest) -> dict[str, Any] | None:
+    given = body.prompt_cache_options
+    if given is None:
+        return None
+    said = {"comparison_response_id": given.comparison_response_id}
+    return {"mode": "implicit", "ttl": given.ttl or "30m", **said}
 
 
 def body_of(

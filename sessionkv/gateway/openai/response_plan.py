@@ -25,6 +25,7 @@ from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.response_store import Plan, ResponseStore, Standing
 
 Message = Mapping[str, Any]
+Item = Mapping[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
 
 
@@ -46,12 +47,15 @@ async def plan_of(
         InvalidRequest: An item cannot be read, or there is none.
         PreviousResponseNotFound, ItemNotFound: What is referred to is not there.
     """
-    said = to_messages(await resolved(store, body.items))
+    items = await resolved(store, body.items)
     tools = to_tools(body.tools or ())
     if tools and not store.reads_calls:
         raise refused("tools", len(tools), "the model's template has no tool calls")
     if standing is None:
         standing = await _previous(store, body.previous_response_id)
+        if standing.last is None:
+            standing, items = await _recognised(store, standing, items)
+    said = to_messages(items)
     if standing.last is None:
         return _beginning(body, echo, tools, to_messages(standing.items), said)
     return await _going_on(store, body, echo, tools, standing, said)
@@ -120,15 +124,40 @@ async def _previous(store: ResponseStore, response_id: str | None) -> Standing:
         raise PreviousResponseNotFound.of(response_id) from None
 
 
-async def resolved(
-    store: ResponseStore, items: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
+async def _recognised(
+    store: ResponseStore, standing: Standing, items: list[Item]
+) -> tuple[Standing, list[Item]]:
+    """Where a client goes on that sends everything again: items of ours have our ids.
+
+    Trusted only where all that it sends up to them is what was said; then the rest is new.
+    """
+    places = [place_of(str(item.get("id"))) for item in items]
+    end = max((i + 1 for i, p in enumerate(places) if p is not None and p.side == "o"), default=0)
+    place = places[end - 1] if end else None
+    if place is None or end == len(items):
+        return standing, items
+    try:
+        found = await store.find(place.response_id)
+    except ResponseNotFound:
+        return standing, items
+    ids = [item["id"] for item in store.output(found)]
+    if ids != [item.get("id") for item in items[end - len(ids) : end]]:
+        return standing, items
+    parts = [part for part in found.kept.system if part.role != "instructions"]
+    system = [{"role": part.role, "content": part.text} for part in parts]
+    session = session_of(found.id)
+    if to_messages(items[:end]) != [*system, *await store.history(session)]:
+        return standing, items
+    return Standing(session, found, (), ()), items[end:]
+
+
+async def resolved(store: ResponseStore, items: Sequence[Item]) -> list[Item]:
     """The items, with those that refer to stored ones replaced by them.
 
     Raises:
         ItemNotFound: Naming the first that is not there.
     """
-    found: list[Mapping[str, Any]] = []
+    found: list[Item] = []
     for index, item in enumerate(items):
         is_reference = item.get("type") == "item_reference" or set(item) == {"id"}
         param = f"input[{index}].id"

@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.grammars import ANY_JSON, Demand
+from sessionkv.gateway.keeping import DAY_S, IN_MEMORY_S
 from sessionkv.gateway.openai.schema import Body, Sampling
 
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
@@ -18,6 +19,7 @@ MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 Item = dict[str, Any]
 MAX_ITEMS = 4096
+HALF_HOUR_S = 1800.0
 MAX_FORMAT_BYTES = 48 * 1024
 """Of a format that is kept with the response, beside everything else that is."""
 _HAVE_NO_EFFECT = "Accepted; has no effect."
@@ -32,6 +34,7 @@ _REPEATED = (
     "instructions",
     "user",
     "prompt_cache_key",
+    "prompt_cache_options",
     "safety_identifier",
 )
 
@@ -56,6 +59,21 @@ class ReasoningConfig(Body):
 
     effort: str | None = Field(None, description=_HAVE_NO_EFFECT)
     summary: str | None = Field(None, description=_HAVE_NO_EFFECT)
+
+
+class CacheOptions(Body):
+    """How the prompt is cached, and with what it is compared."""
+
+    mode: Literal["implicit", "explicit"] | None = Field(
+        None, description="`explicit` is refused: every prompt is cached."
+    )
+    ttl: Literal["30m", "12h"] | None = Field(
+        None, description="How long the cache is wanted: in memory, or on disk."
+    )
+    comparison_response_id: str | None = Field(
+        None, description="Asks why the cache of that response was not found."
+    )
+    prewarm: bool | None = Field(None, description="`true` is refused.")
 
 
 class ResponseRequest(Sampling):
@@ -89,6 +107,7 @@ class ResponseRequest(Sampling):
     include: list[str] | None = Field(
         None, description="`reasoning.encrypted_content`; others name what is never there."
     )
+    prompt_cache_options: CacheOptions | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="`auto` is refused: nothing is left out of a conversation."
     )
@@ -121,6 +140,16 @@ class ResponseRequest(Sampling):
             return [{"type": "message", "role": "user", "content": self.input}]
         return list(self.input or ())
 
+    @property
+    def pin(self) -> tuple[str, float] | None:
+        """Where the response's KV is wanted, and for how many seconds; None for no wish."""
+        cache = self.prompt_cache_options
+        if self.prompt_cache_retention == "24h":
+            return "disk", DAY_S
+        if cache is not None and cache.ttl is not None:
+            return ("disk", DAY_S / 2) if cache.ttl == "12h" else ("host", HALF_HOUR_S)
+        return None if self.prompt_cache_retention is None else ("host", IN_MEMORY_S)
+
     def check(self) -> None:
         """See that everything that is asked for is done.
 
@@ -132,6 +161,11 @@ class ResponseRequest(Sampling):
                 raise refused(name, getattr(self, name), "leave it out")
         if self.truncation == "auto":
             raise refused("truncation", "auto", "nothing is left out; use disabled")
+        cache = self.prompt_cache_options
+        if cache is not None and cache.mode == "explicit":
+            raise refused("prompt_cache_options.mode", "explicit", "every prompt is cached")
+        if cache is not None and cache.prewarm:
+            raise refused("prompt_cache_options.prewarm", True, "leave it out")
         if self.n not in (None, 1):
             raise refused("n", self.n, "a response is one answer")
         if "message.output_text.logprobs" in (self.include or ()):

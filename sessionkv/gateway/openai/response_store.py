@@ -232,10 +232,10 @@ class ResponseStore:
         """Forget a response; those that went on from it stay as they are."""
         await self._client.delete(session_of(found.id))
 
-    def keep_on_disk(self, response_id: str, ttl_s: float) -> None:
-        """Let a response's KV leave the disk last for a time, where there is room to promise it."""
+    def pin(self, response_id: str, tier: str, ttl_s: float) -> None:
+        """Let a response's KV leave a tier last for a time, where there is room to promise it."""
         session = self._client.session(session_of(response_id))
-        self._later(session.pin(tier="disk", ttl_s=ttl_s))
+        self._later(session.pin(tier=tier, ttl_s=ttl_s))
 
     async def _make(self, plan: Plan) -> None:
         if plan.base is None:
@@ -273,6 +273,7 @@ def _generation(
         "tools": plan.tools or None,
         "sampling": options.get("sampling"),
         "priority": options.get("priority", 0),
+        "progress": options.get("progress", False),
     }
     if stream:
         return client.stream_generate(messages=messages, **common)

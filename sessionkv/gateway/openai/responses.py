@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from sessionkv.gateway.errors import refused
+from sessionkv.gateway.helpers import says_helper
 from sessionkv.gateway.openai import conversations
 from sessionkv.gateway.openai.pages import page_of
 from sessionkv.gateway.openai.response_answer import Answer
@@ -31,6 +32,8 @@ def router(services: Services) -> APIRouter:
         """Answer, at once or as a stream."""
         served = await services.model()
         served.require(body.model)
+        if says_helper(request.headers, body.metadata):
+            body = body.model_copy(update={"store": False})
         body.check()
         answer = Answer(
             body,

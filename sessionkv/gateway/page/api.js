@@ -2,6 +2,8 @@
 
 const BASE = "/sessionkv/v1/";
 const KEY = "sessionkv.key";
+// Without credentials the browser does not ask for a password of its own.
+const FETCH = { cache: "no-store", credentials: "omit" };
 
 /** What the gateway refused or could not do. */
 export class ApiError extends Error {
@@ -58,7 +60,7 @@ async function send(url, options) {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...options.headers };
     if (key !== null) headers.Authorization = `Bearer ${key}`;
-    const response = await fetch(url, { ...options, headers, cache: "no-store" });
+    const response = await fetch(url, { ...options, ...FETCH, headers });
     if (response.ok) return response;
     const error = await problem(response);
     if (response.status !== 401 || !(await newKey(key, error.message))) throw error;

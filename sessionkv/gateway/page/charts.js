@@ -18,6 +18,7 @@ export class Charts {
 
   /** Take in the engine's figures as of now. */
   add(stats, seconds = performance.now() / 1000) {
+    if (!stats.latency?.ttft) return;
     const now = countersOf(stats);
     const before = this.before;
     this.before = { ...now, seconds };

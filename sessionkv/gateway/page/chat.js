@@ -110,12 +110,13 @@ export class Chat {
     reply.append(badge.node);
     const words = reply.querySelector(".text");
     const controller = new AbortController();
-    this.running.set(name, { said: bubble("user", text), reply, controller });
+    const turn = crypto.getRandomValues(new Uint32Array(4)).join("-");
+    this.running.set(name, { said: bubble("user", text), reply, controller, turn, words });
     this.follows = true;
     this.draw();
     let problem = null;
     try {
-      await this.stream({ session: name, text, sampling }, controller.signal, words, badge);
+      await this.stream({ session: name, text, sampling, turn }, controller.signal, words, badge);
       clearAlert();
     } catch (error) {
       problem = error;
@@ -139,8 +140,8 @@ export class Chat {
       } else if (name === "done") {
         over = true;
         words.textContent = value.text;
-        badge.finish(value.cache, value.completion_tokens);
         this.remember(value.node, value.cache, value.completion_tokens);
+        badge.finish(value.cache, value.completion_tokens);
         if (isShown()) this.spoken.end(badge.text.textContent);
       }
       if (isShown()) this.toEnd();
@@ -149,7 +150,7 @@ export class Chat {
   }
 
   failed(name, text, error) {
-    const stopped = error.name === "AbortError";
+    const stopped = error.name === "AbortError" || error.code === "turn_cancelled";
     if (this.name === name) {
       const message = byId("message");
       if (!message.value) message.value = text; // nothing of the turn was kept
@@ -159,9 +160,13 @@ export class Chat {
     if (!stopped) alertOf(error);
   }
 
-  /** End the shown session's turn; nothing of it is kept. */
-  stop() {
-    this.running.get(this.name)?.controller.abort();
+  /** End the shown session's turn: what it said so far is its reply; if nothing, it never was. */
+  async stop() {
+    const running = this.running.get(this.name);
+    if (running === undefined) return;
+    const said = running.words.textContent !== "";
+    const { found } = said ? await tell("stop", { turn: running.turn }) : { found: false };
+    if (!found) running.controller.abort();
   }
 
   remember(node, cache, completion = null) {

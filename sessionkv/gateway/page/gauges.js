@@ -25,10 +25,17 @@ export class Gauges {
 
   show(stats) {
     for (const tier of TIERS) {
-      const held = stats.kv?.[tier];
+      const held = stats.kv?.[tier] ?? ofQuota(stats.quota?.[tier]);
       if (held) showTier(this.gauges.get(tier), held);
+      else setText(this.gauges.get(tier).text, "only an operator's key sees it");
     }
   }
+}
+
+/** What a tenant sees of a tier: its own part, where it has a quota. */
+function ofQuota(quota) {
+  if (!quota) return null;
+  return { used_bytes: quota.retained_bytes, cap_bytes: quota.quota_bytes, past_bytes: quota.past_bytes };
 }
 
 function showTier({ clean, dirty, meter, text }, held) {
@@ -37,14 +44,17 @@ function showTier({ clean, dirty, meter, text }, held) {
     meter.setAttribute("aria-valuetext", "off");
     return;
   }
-  const known = held.clean_blocks + held.dirty_blocks;
-  const dirtyShare = known ? held.dirty_blocks / known : 1;
+  const isQuota = held.past_bytes !== undefined;
+  const known = isQuota ? 0 : held.clean_blocks + held.dirty_blocks;
+  const dirtyShare = known ? held.dirty_blocks / known : isQuota ? 0 : 1;
   const used = Math.min(1, held.used_bytes / held.cap_bytes);
   clean.style.width = `${100 * used * (1 - dirtyShare)}%`;
   dirty.style.width = `${100 * used * dirtyShare}%`;
   const parts = [
     `${bytes(held.used_bytes)} of ${bytes(held.cap_bytes)} (${percent(used)})`,
-    `${count(held.clean_blocks)} clean, ${count(held.dirty_blocks)} dirty`,
+    isQuota
+      ? `your quota; ${bytes(held.past_bytes)} past it`
+      : `${count(held.clean_blocks)} clean, ${count(held.dirty_blocks)} dirty`,
   ];
   if (held.leased_blocks) parts.push(`${count(held.leased_blocks)} in use`);
   if (held.evictions) {

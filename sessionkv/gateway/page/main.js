@@ -243,7 +243,7 @@ class Page {
     on("new-session", "click", () => this.act(() => this.create()));
     on("more", "click", () => this.act(() => this.listMore()));
     on("prefix", "input", () => this.listSoon());
-    on("stop", "click", () => this.chat.stop());
+    on("stop", "click", () => this.act(() => this.chat.stop()));
     on("composer", "submit", (event) => {
       event.preventDefault();
       this.act(() => this.send());

@@ -74,6 +74,13 @@ class CallReader:
         self._parts.clear()
         return text
 
+    def push_plain(self, text: str, at: int) -> int:
+        """Take what is plain text inside a string, at once; returns how much, 0 elsewhere."""
+        size = self._scanner.push_plain(text, at)
+        if size and self._value == "arguments":
+            self._add(text[at : at + size])
+        return size
+
     def push(self, char: str) -> None:
         """Take the next character.
 

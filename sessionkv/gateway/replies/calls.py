@@ -108,6 +108,8 @@ class CallFinder:
         while at < len(text):
             if self._at is _At.TEXT:
                 at += self._scan(text[at:], events)
+            elif self._at is _At.CALL:
+                at += self._plain(text, at, events) or self._in_call(text[at], events)
             else:
                 at += self._take(text[at], events)
         return events
@@ -139,9 +141,7 @@ class CallFinder:
         return found + len(mark) - held
 
     def _take(self, char: str, events: list[ReplyEvent]) -> int:
-        """One character in any other state; 0 where it has to be looked at again in the next."""
-        if self._at is _At.CALL:
-            return self._in_call(char, events)
+        """One character between; 0 where it has to be looked at again in the next state."""
         is_taken = char.isspace() or {
             _At.START: self._at_start,
             _At.OPENED: self._opened,
@@ -201,6 +201,16 @@ class CallFinder:
     def _begin(self, reader: CallReader) -> bool:
         self._reader, self._at = reader, _At.CALL
         return True
+
+    def _plain(self, text: str, at: int, events: list[ReplyEvent]) -> int:
+        """As much of a string as is there: most of a call."""
+        reader = self._reader
+        size = reader.push_plain(text, at)
+        if size and reader.has_begun and not reader.is_complete:
+            events.append(CallArguments(self.begun - 1, reader.take()))
+        elif size:
+            self._held += text[at : at + size]
+        return size
 
     def _in_call(self, char: str, events: list[ReplyEvent]) -> int:
         reader = self._reader

@@ -15,6 +15,7 @@ import re
 MAX_DEPTH = 64
 """Containers inside one another; the engine takes fewer in any request."""
 _MAX_SCALAR_CHARS = 256
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = " \t\n\r"
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _SCALAR_CHARS = frozenset("-+.0123456789eEtrufalsn")
@@ -45,15 +46,14 @@ class JsonScanner:
     Attributes:
         expects: What may come next.
         depth: Containers that are open.
-        token: Raw text of the last string or scalar, as far as it has come.
     """
 
-    __slots__ = ("_in_key", "_open", "expects", "token")
+    __slots__ = ("_in_key", "_open", "_token", "expects")
 
     def __init__(self) -> None:
         """Start before the value."""
         self.expects = Expects.VALUE
-        self.token = ""
+        self._token: list[str] = []
         self._open: list[str] = []
         self._in_key = False
 
@@ -61,6 +61,19 @@ class JsonScanner:
     def depth(self) -> int:
         """Containers that are open."""
         return len(self._open)
+
+    @property
+    def token(self) -> str:
+        """Raw text of the last string or scalar, as far as it has come. O(its length)."""
+        return "".join(self._token)
+
+    def push_plain(self, text: str, at: int) -> int:
+        """Take what is plain text inside a string, at once; returns how much, 0 elsewhere."""
+        match = _PLAIN.match(text, at) if self.expects is Expects.STRING else None
+        if match is None:
+            return 0
+        self._token.append(match[0])
+        return len(match[0])
 
     def push(self, char: str) -> str:
         """Take the next character.
@@ -75,11 +88,11 @@ class JsonScanner:
             case Expects.STRING:
                 return self._in_string(char)
             case Expects.ESCAPE:
-                self.token += char
+                self._token.append(char)
                 self.expects = Expects.STRING  # a wrong escape is found when the string ends
             case Expects.SCALAR if char in _SCALAR_CHARS:
-                self.token += char
-                if len(self.token) > _MAX_SCALAR_CHARS:
+                self._token.append(char)
+                if len(self._token) > _MAX_SCALAR_CHARS:
                     raise NotJson
             case Expects.SCALAR:
                 _check_scalar(self.token)
@@ -123,17 +136,17 @@ class JsonScanner:
         elif char == '"':
             self._begin_string(is_key=False)
         elif char in "-0123456789tfn":
-            self.token, self.expects = char, Expects.SCALAR
+            self._token, self.expects = [char], Expects.SCALAR
         else:
             raise NotJson
 
     def _begin_string(self, *, is_key: bool) -> None:
-        self.token, self.expects, self._in_key = '"', Expects.STRING, is_key
+        self._token, self.expects, self._in_key = ['"'], Expects.STRING, is_key
 
     def _in_string(self, char: str) -> str:
         if char < " ":
             char = json.dumps(char)[1:-1]
-        self.token += char
+        self._token.append(char)
         if char == "\\":
             self.expects = Expects.ESCAPE
         elif char == '"':

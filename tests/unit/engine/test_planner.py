@@ -105,6 +105,17 @@ def test_a_bus_is_kept_busy_by_claiming_all_at_once() -> None:
     assert made.meet(meeting, work(meeting, new=64)) == Claims(0, {HOST: 2048})
 
 
+def test_what_was_claimed_before_makes_computing_the_rest_worth_no_more() -> None:
+    """Loads ten times as fast as computing, of which three quarters are under way already."""
+    made = planner(prefill_s=27e-6, host_s=43e-6)
+    meeting = found(128, limit=128, loading=1024)
+    lanes = {"host": Lane(1024, 64, 0.0)}
+    assert made.meet(meeting, work(meeting, new=64, **lanes)) == Claims(0, {HOST: 128})
+    # Loads as slow as that are worth being computed beside.
+    slow = planner(prefill_s=27e-6, host_s=430e-6).meet(meeting, work(meeting, new=64, **lanes))
+    assert slow.compute_tokens == 128 * 16
+
+
 def test_tiers_load_side_by_side_each_at_its_own_rate() -> None:
     meeting = found(50, 50)
     claims = planner(host_s=0.001, disk_s=0.008).meet(meeting, work(meeting))
