@@ -85,10 +85,21 @@ def test_every_route_asks_for_a_key(keyed: Gateway, headers: dict[str, str]) -> 
             assert set(answer.json()) <= {"error", "type"}
 
 
-@pytest.mark.parametrize("path", ["//metrics", "/health/", "/health/../metrics", "/%2e/metrics"])
+@pytest.mark.parametrize(
+    "path", ["//metrics", "/health/", "/health/../metrics", "/%2e/metrics", "/page"]
+)
 def test_other_ways_to_write_a_path_open_nothing(keyed: Gateway, path: str) -> None:
     with httpx.Client() as client:
         assert client.send(httpx.Request("GET", f"{keyed.url}{path}")).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/page/../metrics", "/page/%2e%2e/metrics", "/page//metrics"])
+def test_the_pages_folder_leads_nowhere_else(keyed: Gateway, path: str) -> None:
+    with httpx.Client() as client:
+        url = httpx.URL(keyed.url).copy_with(raw_path=path.encode())
+        answer = client.send(httpx.Request("GET", url))
+    assert answer.status_code in (401, 404)
+    assert "sessionkv_" not in answer.text
 
 
 @pytest.mark.parametrize(
@@ -174,6 +185,15 @@ def test_anothers_response_is_as_one_that_is_not_there(
     assert [one.status_code for one in chained] == [400, 400]
     assert chained[0].text.replace(made, never) == chained[1].text
     assert answer("alice", made)[0] == 200
+
+
+@pytest.mark.parametrize(("accept", "asks"), [("text/html,*/*", True), ("*/*", False)])
+def test_a_browser_asks_for_what_is_opened_in_it_alone(
+    keyed: Gateway, accept: str, asks: bool
+) -> None:
+    answer = keyed.http.get("/docs", headers={"Accept": accept})
+    assert answer.status_code == 401
+    assert ("Basic" in answer.headers["WWW-Authenticate"]) is asks
 
 
 def test_errors_have_the_shape_of_their_api(keyed: Gateway) -> None:
