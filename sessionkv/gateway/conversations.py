@@ -20,13 +20,20 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from sessionkv.client import AsyncClient, StreamEvent, TurnResult
+from sessionkv.client import AsyncClient, AsyncStream, StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
-from sessionkv.errors import PinRefused, SessionExists, SessionKVError, SessionNotFound
+from sessionkv.errors import (
+    PinRefused,
+    SessionExists,
+    SessionKVError,
+    SessionNotFound,
+    TurnFailed,
+)
 from sessionkv.gateway.transcript import Message, Transcript
 
 _log = logging.getLogger(__name__)
@@ -216,6 +223,8 @@ class Exchange:
 
     Attributes:
         continues: Name of the session that it continues, None for a new conversation.
+        is_over: Asked behind each event of a stream: whether the turn is to end there, with what
+            was generated so far.
     """
 
     def __init__(
@@ -232,6 +241,7 @@ class Exchange:
         self._candidates = candidates
         self._running: str | None = None
         self.continues: str | None = None
+        self.is_over: Callable[[], bool] = _never
 
     async def run(self, **options: Unpack[TurnOptions]) -> TurnResult:
         """Run the turn and wait for its end.
@@ -315,7 +325,8 @@ class Exchange:
             result = await client.generate(messages=messages, tools=tools, **rest)
             yield StreamEvent(result=result)
             return
-        async with client.stream_generate(messages=messages, tools=tools, **rest) as events:
+        running = client.stream_generate(messages=messages, tools=tools, **rest)
+        async with aclosing(_until(running, self.is_over)) as events:
             async for event in events:
                 yield event
 
@@ -339,7 +350,8 @@ class Exchange:
         messages = list(self._transcript.messages)
         try:
             if stream:
-                async with session.stream(messages=messages, **options) as events:
+                turn = session.stream(messages=messages, **options)
+                async with aclosing(_until(turn, self.is_over)) as events:
                     async for event in events:
                         yield event
             else:
@@ -368,6 +380,25 @@ class Exchange:
         except SessionNotFound:
             self._all.forget(name)
             raise _Stale from None
+
+
+def _never() -> bool:
+    return False
+
+
+async def _until(
+    running: AsyncStream, is_over: Callable[[], bool]
+) -> AsyncGenerator[StreamEvent, None]:
+    """A turn's events until it ends, or may end; what was generated is committed then."""
+    async with running as events:
+        async for event in events:
+            yield event
+            if event.result is None and is_over():
+                kept = await events.cancel(keep=True)
+                if kept is None:
+                    raise TurnFailed("the turn could not be ended where it was over")
+                yield StreamEvent(result=kept)
+                return
 
 
 class _Stale(Exception):
