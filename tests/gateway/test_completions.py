@@ -108,6 +108,7 @@ def test_log_probabilities_of_the_prompt(served: HttpEngine, prompt: Any, most: 
     ("fields", "param"),
     [
         ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
+        ({"prompt": ["a"] * 9, "n": 15}, "n"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"n": 0}, "n"),

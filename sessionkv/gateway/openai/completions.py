@@ -69,6 +69,9 @@ class CompletionRequest(Sampling):
             raise refused("best_of", self.best_of, "every answer is given; use n")
         if self.echo and self.logprobs is not None and self.stream:
             raise refused("echo", True, "with logprobs only in whole answers")
+        count = len(self.prompts()) * (self.n or 1)
+        if count > MAX_PROMPTS:
+            raise InvalidRequest("n", self.n, f"at most {MAX_PROMPTS} answers to all prompts")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", 0, "at least 1, without echo")
 
