@@ -29,8 +29,9 @@ from sessionkv.types.grammars import Grammar
 
 _MAX_CACHED = 64
 """Compiled grammars that are kept: applications send the same few again and again."""
-_MAX_LEXER_STATES = 50_000
-"""Some 100 MB for one turn; usual grammars take hundreds."""
+_MAX_LEXER_STATES = 20_000
+"""Of one turn. A schema of 150 properties takes some 2,000, most others hundreds. Each is about 320
+bytes: 6 MB a turn at worst, and 1.6 GB where all of 256 that run are made for it."""
 _MAX_REASON_CHARS = 300
 _JSON_WHITESPACE = r"( |\n {0,40})"
 """A space, or a new line with its indentation. Without a bound some models write nothing else."""
@@ -76,11 +77,17 @@ class TokenGrammar:
             Why it cannot go on, None where :attr:`mask` says how.
         """
         self._num_to_come -= self._num_to_come > 0
-        self._matcher.consume_token(token_id)
+        try:
+            self._matcher.consume_token(token_id)
+        except BaseException as failure:  # noqa: BLE001 - as below
+            return f"its grammar: {type(failure).__name__}"
         return self._look()
 
     def _look(self) -> str | None:
-        mask = self._matcher.compute_bitmask()[: self._num_bytes]
+        try:
+            mask = self._matcher.compute_bitmask()[: self._num_bytes]
+        except BaseException as failure:  # noqa: BLE001 - the library's panics are no Exceptions
+            return f"its grammar: {type(failure).__name__}"
         if self._matcher.is_error():
             return f"its grammar: {_first_line(self._matcher.get_error())}"
         allowed = int.from_bytes(mask, "little") & self._no_padding

@@ -1,16 +1,16 @@
 """Compiles the grammars of turns on a thread of its own, beside their loading and rendering.
 
-The core thread asks; answers come to its inbox as :class:`GrammarReady`, one for each question, in
-any order with other things. The thread is there from the first grammar on, and so are the library
-and the model's vocabulary, which take a second: engines without grammars have none of it.
+The core thread asks; answers come to its inbox as :class:`GrammarReady`, one for each question that
+is not withdrawn, tenants by turns, in any order with other things. The thread is there from the
+first grammar on, and so are the library and the model's vocabulary, which take a second: engines
+without grammars have none of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,44 @@ class GrammarReady:
 @dataclass(frozen=True, slots=True)
 class _Asked:
     turn_id: int
+    tenant: str
     sampling: SamplingParams
     stop_token_ids: Set[int]
+
+
+class _Waiting:
+    """Grammars to be compiled: tenants by turns, each one's in its order. Under a lock."""
+
+    def __init__(self) -> None:
+        self._by_tenant: OrderedDict[str, dict[int, _Asked]] = OrderedDict()
+        self._tenants: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def add(self, asked: _Asked) -> None:
+        self._by_tenant.setdefault(asked.tenant, {})[asked.turn_id] = asked
+        self._tenants[asked.turn_id] = asked.tenant
+
+    def remove(self, turn_id: int) -> None:
+        """Take one out; most are not there any more."""
+        tenant = self._tenants.pop(turn_id, None)
+        if tenant is not None:
+            del self._by_tenant[tenant][turn_id]
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
+
+    def take(self) -> _Asked:
+        """The next one; there is one."""
+        tenant, theirs = next(iter(self._by_tenant.items()))
+        asked = next(iter(theirs.values()))
+        self._by_tenant.move_to_end(tenant)
+        self.remove(asked.turn_id)
+        return asked
+
+    def clear(self) -> None:
+        self._by_tenant.clear()
+        self._tenants.clear()
 
 
 class GrammarDesk:
@@ -71,42 +107,58 @@ class GrammarDesk:
         self._text, self._vocab_size = text, vocab_size
         self._inbox = inbox
         self._max_waiting = max_waiting
-        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()  # guards the next two
+        self._waiting = _Waiting()
+        self._is_closed = False
         self._thread: threading.Thread | None = None
         self._compiler: GrammarCompiler | None = None  # the thread's own
 
-    def compile(self, turn_id: int, sampling: SamplingParams, stop_token_ids: Set[int]) -> None:
+    def compile(
+        self, turn_id: int, tenant: str, sampling: SamplingParams, stop_token_ids: Set[int]
+    ) -> None:
         """Have a turn's grammar compiled.
 
         Raises:
             Overloaded: Too many wait for that.
         """
-        waiting = self._asked.qsize()
-        if waiting >= self._max_waiting:
-            raise Overloaded(f"{waiting} grammars wait to be compiled", queued=waiting)
-        self._asked.put(_Asked(turn_id, sampling, stop_token_ids))
+        with self._changed:
+            waiting = len(self._waiting)
+            if waiting >= self._max_waiting:
+                raise Overloaded(f"{waiting} grammars wait to be compiled", queued=waiting)
+            self._waiting.add(_Asked(turn_id, tenant, sampling, stop_token_ids))
+            self._changed.notify()
         if self._thread is None:
             self._thread = _start(self._run)
 
+    def withdraw(self, turn_id: int) -> None:
+        """The turn is over; where its grammar is being compiled the answer comes all the same."""
+        with self._changed:
+            self._waiting.remove(turn_id)
+
     def close(self) -> None:
         """End the thread behind what it compiles now; what waits is not answered."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.notify()
         if self._thread is not None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    self._asked.get_nowait()
-            self._asked.put(None)
             self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
+        while (asked := self._next()) is not None:
             self._inbox.put(self._answer(asked))
+
+    def _next(self) -> _Asked | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._waiting) > 0)
+            return None if self._is_closed else self._waiting.take()
 
     def _answer(self, asked: _Asked) -> GrammarReady:
         try:
             grammar = self._grammars().start(asked.sampling, asked.stop_token_ids)
         except SessionKVError as error:
             return GrammarReady(asked.turn_id, error=error)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the turn has to end
+        except BaseException as failure:  # noqa: BLE001 - the library's panics are no Exceptions
             _log.exception("a grammar could not be compiled")
             broken = TurnFailed(f"the grammar could not be compiled ({type(failure).__name__})")
             return GrammarReady(asked.turn_id, error=broken)

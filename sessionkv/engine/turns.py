@@ -119,7 +119,9 @@ class TurnDesk:
         elif ask.sampling.grammar is not None:
             turn.awaits_grammar = True
             try:
-                self._parts.grammars.compile(ask.turn_id, ask.sampling, ask.stop_token_ids)
+                self._parts.grammars.compile(
+                    ask.turn_id, ask.tenant, ask.sampling, ask.stop_token_ids
+                )
             except SessionKVError as error:
                 self._leave(turn, TurnDropped(ask.turn_id, error), now)
 
@@ -423,6 +425,7 @@ class TurnDesk:
     ) -> None:
         if self.active.pop(turn.ask.turn_id, None) is None:
             return
+        self._forget_grammar(turn)
         if turn.sequence is not None:
             self._parts.scheduler.cancel(turn.ask.turn_id)
             turn.sequence = None
@@ -453,6 +456,10 @@ class TurnDesk:
             log = (*tree.kept_hashes_of(node_id), *tree.keys_of(node_id)[-1:])
             tree.retention.used(log, tenant=tenant)
 
+    def _forget_grammar(self, turn: ActiveTurn) -> None:
+        if turn.awaits_grammar:
+            self._parts.grammars.withdraw(turn.ask.turn_id)
+
     def _expect(self, turn: ActiveTurn, head: HeadId, committed: bool, now: float) -> None:
         """Whether the session is likely to be back soon is known from how its turn ended."""
         returns, tree = self._parts.returns, self._parts.tree
@@ -477,6 +484,7 @@ class TurnDesk:
             except SessionKVError as error:
                 del self._lines[head]
                 del self.active[turn.ask.turn_id]
+                self._forget_grammar(turn)
                 self.out.append(TurnDropped(turn.ask.turn_id, error))
                 continue
             return

@@ -5,6 +5,8 @@ Checked for its shape alone; whether the text is a grammar is found out where it
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -12,16 +14,19 @@ from sessionkv.errors import InvalidRequest
 from sessionkv.types.utf8 import utf8_bytes
 
 MAX_SCHEMA_BYTES = 256 * 1024
-"""Of a JSON schema, and of all choices together."""
+"""Of a JSON schema, of all choices together, and of a Lark grammar with the schemas in it."""
 MAX_GRAMMAR_BYTES = 64 * 1024
-"""Of a regular expression or a Lark grammar, which may nest as deep as they are long."""
+"""Of a regular expression, and of a Lark grammar without them: both may nest as deep as they are
+long, and beyond this some take minutes to be refused."""
 MAX_CHOICES = 4096
 
 _FIELD = "sampling.grammar"
+_EMBEDDED = re.compile(r"%json\s*")
+_DECODER = json.JSONDecoder()
 _TEXT_KINDS = {
     "json_schema": MAX_SCHEMA_BYTES,
     "regex": MAX_GRAMMAR_BYTES,
-    "lark": MAX_GRAMMAR_BYTES,
+    "lark": MAX_SCHEMA_BYTES,
 }
 _KINDS = (*_TEXT_KINDS, "json_object", "choice")
 
@@ -42,6 +47,9 @@ def check_grammar(value: object) -> Grammar:
     field = f"{_FIELD}.{kind}"
     if kind in _TEXT_KINDS:
         _check_text(field, content, _TEXT_KINDS[kind])
+        if kind == "lark" and (size := _bytes_of_rules(content)) > MAX_GRAMMAR_BYTES:
+            allowed = f"at most {MAX_GRAMMAR_BYTES} bytes besides its %json schemas"
+            _refuse(field, f"{size} bytes long", allowed)
     elif kind == "json_object":
         if content is not True:
             _refuse(field, content, "true")
@@ -58,6 +66,18 @@ def _check_text(field: str, text: object, most: int) -> None:
     size = utf8_bytes(field, text)
     if size > most:
         _refuse(field, f"{size} bytes long", f"at most {most} bytes")
+
+
+def _bytes_of_rules(lark: str) -> int:
+    """Length of a grammar without the values behind ``%json``; what is none counts."""
+    size = at = 0
+    while (found := _EMBEDDED.search(lark, at)) is not None:
+        size += len(lark[at : found.end()].encode())
+        try:
+            at = _DECODER.raw_decode(lark, found.end())[1]
+        except (ValueError, RecursionError):
+            at = found.end()
+    return size + len(lark[at:].encode())
 
 
 def _choices(field: str, choices: object) -> tuple[str, ...]:

@@ -35,7 +35,6 @@ def router(services: Services) -> APIRouter:
         check_prompt(body)
         check_answer(body, served.reply_style)
         caller = await services.caller(request)
-        await caller.conversations.load()
         own = fingerprints.setdefault(caller, Fingerprints())
         asked = Asked(body, request.headers, caller, served, own)
         response: Response

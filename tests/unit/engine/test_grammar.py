@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_grammars_are_compiled_elsewhere_one_after_the_other() -> None:
     desk = GrammarDesk(byte_text(), BYTE_VOCAB_SIZE, inbox, max_waiting=9)
     try:
         for turn_id, pattern in enumerate(["a", "(", "b"]):
-            desk.compile(turn_id, SamplingParams(grammar={"regex": pattern}), ENDS)
+            desk.compile(turn_id, "local", SamplingParams(grammar={"regex": pattern}), ENDS)
         answers: list[Any] = []
         while len(answers) < 3:
             answers += inbox.drain(30)
@@ -144,6 +145,94 @@ def test_no_more_wait_than_may() -> None:
     inbox: Inbox[object] = Inbox()
     desk = GrammarDesk(byte_text(), BYTE_VOCAB_SIZE, inbox, max_waiting=0)
     with pytest.raises(Overloaded, match="0 grammars wait"):
-        desk.compile(1, SamplingParams(grammar={"regex": "a"}), ENDS)
+        desk.compile(1, "local", SamplingParams(grammar={"regex": "a"}), ENDS)
     desk.close()
     inbox.close()
+
+
+class Held(GrammarCompiler):
+    """Compiles nothing before it may, and remembers in which order it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(byte_text(), BYTE_VOCAB_SIZE)
+        self.asked: list[str] = []
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def start(self, sampling: SamplingParams, stop_token_ids: Any) -> TokenGrammar:
+        self.begun.set()
+        assert self.may_go_on.wait(30)
+        assert sampling.grammar is not None
+        self.asked.append(sampling.grammar["regex"])
+        return super().start(sampling, stop_token_ids)
+
+
+def test_tenants_go_by_turns_and_what_is_over_is_not_compiled() -> None:
+    inbox: Inbox[object] = Inbox()
+    desk, held = GrammarDesk(byte_text(), BYTE_VOCAB_SIZE, inbox, max_waiting=9), Held()
+    desk._compiler = held
+    try:
+        order = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("a", "a4"), ("b", "b1"), ("b", "b2")]
+        for turn_id, (tenant, pattern) in enumerate(order):
+            desk.compile(turn_id, tenant, SamplingParams(grammar={"regex": pattern}), ENDS)
+            assert held.begun.wait(30)  # the first is being compiled, the others wait
+        desk.withdraw(2)
+        desk.withdraw(77)
+        held.may_go_on.set()
+        answers: list[Any] = []
+        while len(answers) < 5:
+            answers += inbox.drain(30)
+        assert held.asked == ["a1", "a2", "b1", "a4", "b2"]
+        assert [answer.turn_id for answer in answers] == [0, 1, 4, 3, 5]
+    finally:
+        held.may_go_on.set()
+        desk.close()
+        inbox.close()
+
+
+class Panic(BaseException):
+    """As the library's, which is no ``Exception``."""
+
+
+def test_a_panic_ends_its_turn_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox: Inbox[object] = Inbox()
+    desk = GrammarDesk(byte_text(), BYTE_VOCAB_SIZE, inbox, max_waiting=9)
+    compiler = desk._compiler = GrammarCompiler(byte_text(), BYTE_VOCAB_SIZE)
+    start = compiler.start
+
+    def panic(sampling: SamplingParams, stop_token_ids: Any) -> TokenGrammar:
+        monkeypatch.setattr(compiler, "start", start)
+        raise Panic
+
+    monkeypatch.setattr(compiler, "start", panic)
+    try:
+        for turn_id in range(2):
+            desk.compile(turn_id, "local", SamplingParams(grammar={"regex": "a"}), ENDS)
+        answers: list[Any] = []
+        while len(answers) < 2:
+            answers += inbox.drain(30)
+        assert "Panic" in str(answers[0].error)
+        assert allowed(answers[1].grammar) == [ord("a")]
+    finally:
+        desk.close()
+        inbox.close()
+
+
+def test_a_panic_on_the_way_is_a_dead_end() -> None:
+    grammar = begin({"regex": "ab"})
+
+    class Broken:
+        def consume_token(self, token_id: int) -> bool:
+            raise Panic
+
+    grammar._matcher = Broken()  # type: ignore[assignment]
+    assert grammar.advance(ord("a")) == "its grammar: Panic"
+
+
+def test_what_a_grammar_may_take_is_bounded() -> None:
+    """Each token of this one makes many states of the library's."""
+    grammar, reason = begin({"regex": "(.{0,60}a.{0,60}b.{0,60}c){1,30}"}), None
+    for _ in range(2000):
+        reason = grammar.advance(allowed(grammar)[len(allowed(grammar)) // 2])
+        if reason is not None:
+            break
+    assert reason is None or "too many states" in reason

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ def test_every_kind_survives_the_wire_and_is_nobody_elses(grammar: dict[str, Any
         ({"regex": ""}, "grammar.regex"),
         ({"regex": 5}, "grammar.regex"),
         ({"regex": "a" * (MAX_GRAMMAR_BYTES + 1)}, "grammar.regex"),
+        ({"lark": "a" * (MAX_GRAMMAR_BYTES + 1)}, "grammar.lark"),
         ({"json_schema": {"type": "object"}}, "grammar.json_schema"),
         ({"json_schema": "é" * (MAX_SCHEMA_BYTES // 2 + 1)}, "grammar.json_schema"),
         ({"json_object": False}, "grammar.json_object"),
@@ -56,6 +58,14 @@ def test_what_is_wrong_is_named(grammar: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         SamplingParams(grammar=grammar)
     assert refused.value.details["field"] == f"sampling.{field}"
+
+
+def test_schemas_in_a_lark_grammar_do_not_count_as_rules() -> None:
+    schema = json.dumps({"enum": ["v" * 30] * 4000})
+    SamplingParams(grammar={"lark": f"start: %json {schema}\n"})
+    for rules in (schema, f"%json x{schema}", '%json "' + "a" * MAX_GRAMMAR_BYTES):
+        with pytest.raises(InvalidRequest, match="besides its %json schemas"):
+            SamplingParams(grammar={"lark": f"start: {rules}\n"})
 
 
 def test_a_reply_under_a_grammar_ends_where_it_ends() -> None:
