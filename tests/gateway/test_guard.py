@@ -259,6 +259,10 @@ def open_gateway() -> Iterator[Gateway]:
         ("localhost.evil.example", 403),
         ("10.0.0.7", 403),
         ("", 403),
+        ("[", 403),
+        ("[::1", 403),
+        ("]:1", 403),
+        ("[evil]:8000", 403),
     ],
 )
 def test_only_names_of_this_machine_without_keys(
@@ -277,6 +281,10 @@ def test_a_rebound_name_is_refused_on_every_route(open_gateway: Gateway, path: s
     [
         ("https://evil.example", 403),
         ("null", 403),
+        ("http://[", 403),
+        ("http://[::1", 403),
+        ("://", 403),
+        ("", 403),
         ("https://app.example", 200),
         ("http://app.example", 403),
     ],
