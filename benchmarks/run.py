@@ -15,7 +15,7 @@ from benchmarks.report import Options, Row, as_json, as_table, environment
 
 NAMES = (
     "client_import", "sockets", "core", "text", "cache_match", "next_turn", "decode", "restart",
-    "shared_prefix",
+    "shared_prefix", "http",
 )  # fmt: skip
 
 

@@ -239,11 +239,15 @@ class Places(Request):
 
 @dataclass(frozen=True, slots=True)
 class Node(Request):
-    """One turn of a session, ``node`` or the last. Reply: Result with everything kept of it."""
+    """One turn of a session, ``node`` or the last. Reply: Result with everything kept of it.
+
+    With ``path`` the Result has all turns from the root to it, in order.
+    """
 
     TYPE: ClassVar[str] = "node"
     session: str = ""
     node: str | None = None
+    path: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -401,7 +401,11 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
     m.Unpin: {"session": _session_name},
     m.Info: {"session": _session_name, "history": _boolean},
     m.Places: {"session": _session_name},
-    m.Node: {"session": _session_name, "node": _string(1, bounds.MAX_NODE_BYTES)},
+    m.Node: {
+        "session": _session_name,
+        "node": _string(1, bounds.MAX_NODE_BYTES),
+        "path": _boolean,
+    },
     m.Close: {"session": _session_name, "keep": _boolean},
     m.List: {"prefix": _prefix, "after": _session_name, "limit": _integer(1, bounds.MAX_PAGE)},
     m.Export: {"session": _session_name, "nodes": _numbers},

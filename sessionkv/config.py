@@ -204,7 +204,8 @@ class EngineConfig:
             ``checksum`` is the model-free runner for tests.
         store: Directory of journal and blocks; None is a temporary one, removed at exit.
         model_cache: Folder for prepared models (default: the user's cache directory).
-        keys: File with API keys, their tenants and quotas; None serves whoever reaches the socket.
+        keys: File with API keys, their tenants and quotas, of an engine that is served; None serves
+            whoever reaches the socket. An engine in this process has no door, and no keys.
         max_model_len: Most positions of one sequence; None is the model's own.
         device: ``auto`` (a CUDA GPU where torch can use one, else the CPU), ``cpu``, ``cuda`` or
             ``cuda:N``.

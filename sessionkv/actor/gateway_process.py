@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from sessionkv.config import HttpConfig
@@ -88,7 +89,8 @@ class GatewayProcess:
             raise EngineStartFailed(f"the gateway could not be started ({error})") from None
         self._theirs.close()
         self._listener.close()
-        self._link.sendall(json.dumps(dict(settings)).encode() + b"\n")
+        with suppress(OSError):  # it died at once: what follows finds that
+            self._link.sendall(json.dumps(dict(settings)).encode() + b"\n")
         if not self._becomes_ready(meanwhile):
             raise EngineStartFailed("the gateway (HTTP) died while it was started; see its log")
         self._watcher = threading.Thread(

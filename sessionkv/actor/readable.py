@@ -34,8 +34,8 @@ def readable(value: Any) -> Any:
             "messages": [message.to_map() for _, message in found],
             "message_nodes": [format_node_id(node_id) for node_id, _ in found],
         }
-    if isinstance(value, Mapping) and "stored" in value:
-        return _turn(value)
+    if isinstance(value, Mapping) and "root" in value:
+        return _with_root(value)
     return value
 
 
@@ -65,12 +65,18 @@ def _history(nodes: Any) -> list[tuple[int, Message]]:
     return found
 
 
-def _turn(value: Mapping[str, Any]) -> dict[str, Any]:
-    """One turn: what came in, the reply, and the root that it all begins with."""
-    node_id, incoming, reply = value["stored"]
+def _with_root(value: Mapping[str, Any]) -> dict[str, Any]:
+    """One turn, or the path up to it, with what it all begins with."""
     system, tools_json = read_root(*value["root"])
+    begun = {"system": system, "tools": json.loads(tools_json) if tools_json else []}
+    if "path" in value:
+        return begun | {"path": [_turn(turn) for turn in value["path"]]}
+    return begun | _turn(value)
+
+
+def _turn(value: Mapping[str, Any]) -> dict[str, Any]:
+    node_id, incoming, reply = value["stored"]
     shown = {k: v for k, v in value.items() if k not in ("stored", "root")}
-    shown |= {"system": system, "tools": json.loads(tools_json) if tools_json else []}
     if value["kind"] == "root":
         return shown | {"messages": [], "reply": None} | _beside(node_id, incoming)
     messages = [message.to_map() for message in read_messages(node_id, incoming)]

@@ -7,7 +7,7 @@ counted under its distance, in powers of two. Keys alone, in bounded number; O(1
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from sessionkv.types import BlockHash
@@ -25,7 +25,7 @@ class Ghosts:
     def __init__(self, limit: int = MAX_GHOSTS) -> None:
         """Nothing has left."""
         self._limit = limit
-        self._left_at: dict[BlockHash, int] = {}
+        self._left_at: OrderedDict[BlockHash, int] = OrderedDict()  # its first goes in O(1)
         self._num_left = 0
         self._wanted: Counter[int] = Counter()
         self.num_wanted = 0
@@ -42,7 +42,7 @@ class Ghosts:
             self._num_left += 1
             left_at[key] = self._num_left
         while len(left_at) > self._limit:
-            del left_at[next(iter(left_at))]
+            left_at.popitem(last=False)
 
     def look_up(self, keys: Iterable[BlockHash]) -> None:
         """These were wanted and are not in the tier; each counts once for each time it left."""

@@ -101,14 +101,21 @@ class TenantQuotas:
         windows = self._windows.get(tenant)
         if not windows:
             return []
-        for key in keys:
-            if key in self.public:
-                continue
-            for tier, window in windows.items():
-                self._not_past(tier, window, key)
-                window.within[key] = None
-                window.within.move_to_end(key)
-        return [key for tier, window in windows.items() for key in self._cut(tier, window)]
+        own = [key for key in keys if key not in self.public]
+        fallen: list[BlockHash] = []
+        for tier, window in windows.items():  # a tight loop: a history may be long
+            if window.past:
+                again = window.past.intersection(own)
+                window.past -= again
+                self.past[tier] -= again
+            within, move = window.within, window.within.move_to_end
+            for key in own:
+                if key in within:
+                    move(key)
+                else:
+                    within[key] = None
+            fallen += self._cut(tier, window)
+        return fallen
 
     def leave(self, tenant: str, keys: Iterable[BlockHash]) -> None:
         """Nobody wants ``keys`` any more."""

@@ -16,7 +16,7 @@ from sessionkv.cli import output
 from sessionkv.cli.hints import hint_for
 from sessionkv.config import EngineConfig, user_cache_dir
 from sessionkv.engine.sizing import MachineMemory, measure, plan_memory
-from sessionkv.errors import ConfigError, ModelError, ModelNotFound, SessionKVError
+from sessionkv.errors import ConfigError, ModelError, ModelNotFound, SessionKVError, Unauthorized
 
 if TYPE_CHECKING:
     from sessionkv.engine.gpu.devices import Gpu
@@ -264,6 +264,9 @@ def check_engine(endpoint: str | None) -> Iterator[Finding]:
             return
         with Client(endpoint) as client:
             client.stats()
+    except Unauthorized:
+        yield Finding("engine", f"{endpoint}: running, and asks for a key")
+        return
     except SessionKVError as error:
         yield Finding("engine", f"{endpoint}: {error.message}", hint_for(error) or "")
         return

@@ -26,6 +26,7 @@ from sessionkv.client.results import (
     TurnResult,
     node_info,
     page_of_sessions,
+    path_of,
     served,
     session_info,
     session_places,
@@ -309,6 +310,10 @@ class AsyncSession:
     async def node(self, node: str | None = None) -> NodeInfo:
         """What is kept of one turn of the session: the last one, or the one of that id."""
         return node_info(await self._call(wire.Node, node=node))
+
+    async def nodes(self, node: str | None = None) -> list[NodeInfo]:
+        """The turns from the root, which comes first, to the last one or that of an id."""
+        return path_of(await self._call(wire.Node, node=node, path=True))
 
     async def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing; without ``keep`` the session is deleted."""

@@ -25,6 +25,7 @@ from sessionkv.client.results import (
     TurnResult,
     node_info,
     page_of_sessions,
+    path_of,
     served,
     session_info,
     session_places,
@@ -371,6 +372,10 @@ class Session:
             NodeNotFound: The turn is not one of this session's.
         """
         return node_info(self._call(wire.Node, node=node))
+
+    def nodes(self, node: str | None = None) -> list[NodeInfo]:
+        """The turns from the root, which comes first, to the last one or that of an id."""
+        return path_of(self._call(wire.Node, node=node, path=True))
 
     def close(self, *, keep: bool = True) -> None:
         """End this handle; a second call does nothing.

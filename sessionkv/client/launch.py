@@ -60,17 +60,17 @@ class EngineProcess:
         """Process id of the engine."""
         return self._process.pid
 
-    def client(self) -> Client:
+    def client(self, *, key: str | None = None, tenant: str | None = None) -> Client:
         """A new client of this engine; closed with the handle if it is still open then."""
-        client = Client(self.endpoint)
+        client = Client(self.endpoint, key=key, tenant=tenant)
         self._clients.append(client)
         return client
 
-    def async_client(self) -> AsyncClient:
+    def async_client(self, *, key: str | None = None, tenant: str | None = None) -> AsyncClient:
         """A new asyncio client of this engine; closing it is the caller's."""
         from sessionkv.client.async_client import AsyncClient  # loads asyncio
 
-        return AsyncClient(self.endpoint)
+        return AsyncClient(self.endpoint, key=key, tenant=tenant)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Let running turns end within the drain time, then stop the engine. Idempotent."""

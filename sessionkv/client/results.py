@@ -275,6 +275,12 @@ def node_info(value: Mapping[str, Any]) -> NodeInfo:
     )
 
 
+def path_of(value: Mapping[str, Any]) -> list[NodeInfo]:
+    """All turns of a path, from the wire."""
+    begun = {"system": value.get("system"), "tools": value.get("tools")}
+    return [node_info({**begun, **turn}) for turn in value["path"]]
+
+
 def turn_result(done: Done) -> TurnResult:
     """From the wire."""
     return TurnResult(

@@ -29,7 +29,7 @@ from sessionkv.ipc import messages as wire
 from sessionkv.ipc.reports import cache_to_map
 from sessionkv.store.answers import Checked, Held
 from sessionkv.store.questions import SessionPage
-from sessionkv.types import BlockHash, SessionRow, Tier
+from sessionkv.types import BlockHash, NodeRecord, SessionRow, Tier
 from sessionkv.types.portable_tree import PortableTree
 
 
@@ -264,27 +264,31 @@ class CallDesk:
         return value
 
     def _node(self, tenant: str, request: wire.Node) -> dict[str, Any]:
-        """Everything that is kept of one turn of a session. O(turns)."""
+        """Everything that is kept of one turn of a session, or of all up to it. O(turns)."""
         path = self._tree.path(self._tree.head(tenant, request.session).node_id)
-        record = path[-1]
         if request.node is not None:
             node_id = parse_node_id(request.node)
-            found = [node for node in path if node.node_id == node_id]
-            if not found:
+            places = [i for i, node in enumerate(path) if node.node_id == node_id]
+            if not places:
                 raise no_node(node_id)
-            record = found[0]
-        parent_id, root = record.parent_id, path[0]
+            path = path[: places[0] + 1]
+        root = (path[0].node_id, path[0].incoming_blob)
+        if request.path:
+            turns = [self._describe_node(node, i) for i, node in enumerate(path)]
+            return {"root": root, "path": turns}
+        return {"root": root, **self._describe_node(path[-1], len(path) - 1)}
+
+    def _describe_node(self, record: NodeRecord, num_turns: int) -> dict[str, Any]:
         cache = self._turns.last_cache.get(record.node_id)
         return {
             "node": format_node_id(record.node_id),
-            "parent": None if parent_id is None else format_node_id(parent_id),
+            "parent": None if record.parent_id is None else format_node_id(record.parent_id),
             "kind": record.kind,
-            "turns": self._tree.num_turns(record.node_id),
+            "turns": num_turns,
             "finish_reason": record.finish_reason or None,
             "created_s": record.created_s,
             "cache": None if cache is None else cache_to_map(cache),
             "stored": (record.node_id, record.incoming_blob, record.reply_blob),
-            "root": (root.node_id, root.incoming_blob),
         }
 
     def _describe_head(self, head_id: HeadId) -> dict[str, Any]:

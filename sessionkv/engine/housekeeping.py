@@ -60,6 +60,8 @@ class Housekeeping:
         self._loader = loader
         self._pinned = deque(parts.pinned)
         self._asked_due = False
+        self._due_left = 0
+        self._more_is_due = False
         self._unanswered: frozenset[str] = frozenset()
 
     def tidy(self) -> None:
@@ -85,7 +87,11 @@ class Housekeeping:
         """To be called now and then: let fall off what has run out."""
         self._commit(self._tree.expire(wall))
         num_keys = self._parts.store.journal_figures().num_keys
-        if self._asked_due or not (self._tree.num_unnamed or num_keys):
+        if self._tree.num_unnamed or num_keys:
+            self._ask_due(wall)
+
+    def _ask_due(self, wall: float) -> None:
+        if self._asked_due or self._due_left:
             return
         self._asked_due = True
         limits = self._parts.config.limits
@@ -106,13 +112,19 @@ class Housekeeping:
                 self._take_due(ready.reply, wall)
         elif chore.pinned:
             self.tidy()
-        elif ready.error is None and not self._turns.is_running(chore.head):
-            self._commit(self._tree.expire(wall, (chore.head,)))
+        else:
+            if ready.error is None and not self._turns.is_running(chore.head):
+                self._commit(self._tree.expire(wall, (chore.head,)))
+            self._due_left -= 1
+            if self._more_is_due and not self._due_left:
+                # The journal answers behind what was just deleted: it names others.
+                self._ask_due(wall)
 
     def _take_due(self, due: Due, wall: float) -> None:
         """Keys go at once, sessions when they are in memory."""
         if due.keys:
             self._commit(self._tree.forget_keys(wall))
+        self._due_left, self._more_is_due = len(due.heads), len(due.heads) >= _LOADS
         for head in due.heads:
             self._loader.submit(Chore(head), (head,))
 

@@ -14,6 +14,7 @@ from typing import Any
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.messages import CallDone
 from sessionkv.engine.parts import CoreParts
+from sessionkv.errors import Overloaded
 from sessionkv.store.answers import Held
 from sessionkv.types import BlockHash, Tier
 
@@ -42,12 +43,16 @@ class PlacesDesk:
     def answer(self, held: Held) -> CallDone:
         """The answer to a call, once the store has looked; each block counts by its fastest place.
 
+        An error where the store cannot tell now.
+
         Raises:
             KeyError: The call was answered before.
         """
         keys = self._asked.pop(held.ticket)
-        on_disk = held.keys or frozenset()
-        places = [self._place(key, on_disk) for key in keys]
+        if held.keys is None:
+            busy = Overloaded("the disk tier has too many questions to answer", retry_after_s=1.0)
+            return CallDone(held.ticket, error=busy)
+        places = [self._place(key, held.keys) for key in keys]
         geometry = self._parts.runner.geometry
         value: dict[str, Any] = {
             "block_tokens": geometry.block_size,

@@ -30,11 +30,12 @@ def main() -> int:
         line = lines.readline()
         if not line:
             return 1
-        asyncio.run(_serve(GatewaySettings.from_map(json.loads(line)), link, listener))
-    return 0
+        settings = GatewaySettings.from_map(json.loads(line))
+        return 0 if asyncio.run(_serve(settings, link, listener)) else 1
 
 
-async def _serve(settings: GatewaySettings, link: socket.socket, listener: socket.socket) -> None:
+async def _serve(settings: GatewaySettings, link: socket.socket, listener: socket.socket) -> bool:
+    """Whether requests were ever taken."""
     server = GatewayServer(settings, on_ready=lambda: link.sendall(b"ready\n"))
 
     def ended() -> None:
@@ -44,6 +45,7 @@ async def _serve(settings: GatewaySettings, link: socket.socket, listener: socke
     loop = asyncio.get_running_loop()
     loop.add_reader(link, ended)
     await server.serve(sockets=[listener])
+    return server.started
 
 
 if __name__ == "__main__":

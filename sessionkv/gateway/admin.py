@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from sessionkv.client import AsyncClient, AsyncStream, SessionInfo, TurnResult
+from sessionkv.client import AsyncClient, AsyncStream, TurnResult
 from sessionkv.client import AsyncSession as Session
-from sessionkv.errors import SessionDamaged, SessionNotFound, TurnCancelled
+from sessionkv.errors import TurnCancelled
 from sessionkv.gateway.admin_bodies import (
     CloseBody,
     ForkBody,
@@ -30,7 +30,9 @@ from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.reports import cache_map
 from sessionkv.gateway.services import ServedModel, Services
 from sessionkv.gateway.session_maps import history_map, places_map, session_map, tree_nodes
+from sessionkv.gateway.session_paths import SessionPaths
 from sessionkv.gateway.sse import EventStream, named
+from sessionkv.gateway.watching import SessionWatch
 
 PREFIX = "/sessionkv/v1"
 EVERY_S = 1.0
@@ -56,6 +58,8 @@ def router(services: Services, *, every_s: float = EVERY_S) -> APIRouter:
 
 
 def _add_questions(routes: APIRouter, services: Services, every_s: float) -> None:
+    paths = SessionPaths()
+
     async def handle(request: Request, session: str) -> Session:
         return (await services.client(request)).session(session)
 
@@ -105,10 +109,11 @@ def _add_questions(routes: APIRouter, services: Services, every_s: float) -> Non
                 "next": None,
             }
         page = await client.session_page(prefix, after=after, limit=limit)
-        paths = await asyncio.gather(*(_path(client, info) for info in page.sessions))
+        found = await asyncio.gather(*(paths.of(client, info) for info in page.sessions))
+        names = [info.name for info in page.sessions]
         return {
             "sessions": [session_map(info) for info in page.sessions],
-            "nodes": tree_nodes(paths),
+            "nodes": tree_nodes(zip(names, found, strict=True)),
             "next": page.next,
         }
 
@@ -193,14 +198,6 @@ def _add_changes(routes: APIRouter, services: Services) -> None:
         return {"closed": True}
 
 
-async def _path(client: AsyncClient, info: SessionInfo) -> tuple[str, tuple[str, ...]]:
-    """Name and turns of a session; none of one that was deleted meanwhile or cannot be read."""
-    try:
-        return info.name, await client.session(info.name).path()
-    except (SessionNotFound, SessionDamaged):
-        return info.name, ()
-
-
 async def _turn(stream: AsyncStream) -> AsyncGenerator[bytes, None]:
     told = False
     try:
@@ -254,23 +251,13 @@ async def _watch(
 ) -> AsyncGenerator[bytes, None]:
     """The model, then figures each time, and the session whenever it or its blocks changed."""
     yield named("engine", {"model": model.id, "max_model_len": model.max_model_len})
-    told: object = None
+    watch = None if session is None else SessionWatch(client, session)
     while True:
-        yield named("stats", await client.stats())
-        if session is not None:
-            found = await _session_event(client.session(session))
-            if found != told:
-                told = found
-                yield named("session", found)
+        stats = await client.stats()
+        yield named("stats", stats)
+        if watch is not None and (told := await watch.look(stats)) is not None:
+            yield named("session", told)
         await asyncio.sleep(every_s)
-
-
-async def _session_event(session: Session) -> dict[str, Any]:
-    try:
-        info, places = await session.info(), await session.places()
-    except SessionNotFound:
-        return {"name": session.name, "session": None, "places": None}
-    return {"name": session.name, "session": session_map(info), "places": places_map(places)}
 
 
 def _error_event(problem: Problem) -> bytes:

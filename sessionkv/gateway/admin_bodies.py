@@ -23,7 +23,7 @@ class OpenBody(Named):
     budget_bytes: int | None = None
 
 
-class Sampling(BaseModel):
+class TurnSampling(BaseModel):
     """How tokens are chosen; what is absent has the engine's default."""
 
     temperature: float | None = None
@@ -47,7 +47,7 @@ class TurnBody(Named):
     """One user message."""
 
     text: str
-    sampling: Sampling = Field(default_factory=Sampling)
+    sampling: TurnSampling = Field(default_factory=TurnSampling)
     when_busy: Literal["error", "queue"] = "error"
     turn: str | None = Field(None, max_length=256, description="A name to stop it by.")
 

@@ -49,7 +49,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         finally:
             await services.close()
 
-    app = FastAPI(title="sessionkv", version=version("sessionkv"), lifespan=lifespan)
+    app = FastAPI(
+        title="sessionkv",
+        version=version("sessionkv"),
+        lifespan=lifespan,
+        strict_content_type=False,
+    )
     app.add_middleware(_BodyLimit, most=settings.body_bytes)
     app.add_middleware(
         Guard, admission=services, hosts=settings.hosts, origins=settings.cors_origins
@@ -81,11 +86,14 @@ async def _invalid(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return problem_response(request, error)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    code = _CODES.get(error.status_code, "invalid_request")
     message = f"{request.method} {request.url.path}: {error.detail}"
     response = Problem(error.status_code, code, message).response(request.url.path)
     response.headers.update(error.headers or {})
     return response
+
+
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -1,16 +1,16 @@
 """Sessions for clients that keep none: a committed exchange is one, named by its conversation.
 
-The name is ``http:chat:`` and the digest of the conversation up to and with the answer. A request
+The name is ``~http:chat:`` and the digest of the conversation up to and with the answer. A request
 is matched by looking for the longest part of its conversation that ends with an answer and whose
 digest names a session; a copy of that session, which costs nothing, is continued with the whole
 conversation under history ``follow``, and afterwards has the new conversation's name. So matching
 is by content, works across restarts, and rests on no key that a client may forget or share.
 
 It is never trusted: under ``follow`` the model sees what its template makes of what was sent,
-whatever session was found. A wrong or missing one costs cache, not truth.
+whatever session was found. A wrong, missing or damaged one costs cache, not truth.
 
-Bounded: the names used longest ago are deleted past :data:`MAX_NAMES`, and after
-:data:`MAX_AGE_S`. One event loop; one object for each connection.
+Sessions whose names begin with ``~`` run out in the engine by themselves, those of turns that a
+crash cut off too, and take nobody's place. One event loop; one object for each connection.
 """
 
 from __future__ import annotations
@@ -18,25 +18,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 from sessionkv.client import AsyncClient, StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
-from sessionkv.errors import PinRefused, SessionExists, SessionKVError, SessionNotFound
+from sessionkv.errors import (
+    PinRefused,
+    SessionDamaged,
+    SessionExists,
+    SessionKVError,
+    SessionNotFound,
+)
 from sessionkv.gateway.transcript import Message, Transcript
 
 _log = logging.getLogger(__name__)
 
-NAMES = "http:chat:"
-RUNNING = "http:turn:"
-"""Names of sessions while their turn runs; one that is left by a crash is deleted at the start."""
-MAX_NAMES = 50_000
-"""Half of the sessions that an engine has by default: the rest is for those with names."""
-MAX_AGE_S = 30 * 24 * 3600.0
+NAMES = "~http:chat:"
+RUNNING = "~http:turn:"
+"""Names of sessions while their turn runs."""
+MAX_KNOWN = 20_000
+"""Names of which it is remembered that they are there: what is not is tried all the same."""
+MAX_TRIES = 4
+"""Sessions that are asked for, one after the other, before a conversation counts as new."""
+MAX_LABELS = 1_000
+"""Conversations of which it is remembered how they went, to tell what changed in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,52 +55,63 @@ class Keeping:
         is_helper: Nothing is kept: it only serves another conversation (a title, a summary).
         tier: Where its cache is wanted, None for no wish.
         ttl_s: How long.
+        label: The client's own name of the conversation; None is how it begins.
     """
 
     is_helper: bool = False
     tier: str | None = None
     ttl_s: float | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """The last exchange under a label, to tell what a client has changed since."""
+
+    name: str
+    tools: str
+    digests: tuple[str, ...]
+
+    def parted_from(self, digests: Sequence[str]) -> bool:
+        """Whether the two differ before either ends."""
+        return any(one != other for one, other in zip(self.digests, digests, strict=False))
 
 
 class Conversations:
-    """What exchanges there are, by name, and the making of new ones."""
+    """What exchanges there are, as far as is known here, and the making of new ones."""
 
     def __init__(self, client: AsyncClient) -> None:
-        """Know of nothing before :meth:`load`; the client stays the caller's."""
+        """Know of nothing; the client stays the caller's."""
         self.client = client
-        self._names: OrderedDict[str, float] = OrderedDict()  # name -> wall-clock s of last use
-        self._loading: asyncio.Future[None] | None = None
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._latest: OrderedDict[str, _Latest] = OrderedDict()  # by label
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def load(self) -> None:
-        """Read the names that there are, once; later calls wait for the first one's end.
-
-        Raises:
-            SessionKVError: They cannot be read; the next call tries again.
-        """
-        if self._loading is None:
-            self._loading = asyncio.ensure_future(self._load())
-        try:
-            await asyncio.shield(self._loading)
-        except SessionKVError:
-            self._loading = None
-            raise
-
-    async def _load(self) -> None:
-        for stray in await self.client.sessions(RUNNING):
-            self.later(self._delete(stray.name))
-        found = await self.client.sessions(NAMES)
-        for info in sorted(found, key=lambda info: info.updated_s):
-            self._names.setdefault(info.name, info.updated_s)
-
     def begin(self, transcript: Transcript, keeping: Keeping) -> Exchange:
-        """An exchange that continues what is known of its conversation. :meth:`load` before it."""
+        """An exchange that continues what is known of its conversation."""
         names = [NAMES + digest for digest in reversed(transcript.digests())]
-        return Exchange(self, transcript, keeping, [n for n in names if n in self._names])
+        known = [name for name in names if name in self._known]
+        # The longest may be of an earlier run of the gateway, and so may all where none is known.
+        tried = dict.fromkeys([*names[:1], *known, *names[1:MAX_TRIES]])
+        parted = self._parted(transcript, keeping, names, known)
+        return Exchange(
+            self, transcript, keeping, [*([parted] if parted else []), *tried][: MAX_TRIES + 1]
+        )
 
-    def __len__(self) -> int:
-        """Names that are known."""
-        return len(self._names)
+    def _parted(
+        self, transcript: Transcript, keeping: Keeping, names: list[str], known: list[str]
+    ) -> str | None:
+        """The exchange that a client has changed: following it, the engine can say where.
+
+        Only one that goes on from what is known, so that nothing is found less for it.
+        """
+        latest = self._latest.get(keeping.label or transcript.opening)
+        if latest is None or latest.name not in self._known or not (names or keeping.label):
+            return None
+        digests = transcript.all_digests()
+        goes_on = not known or known[0].removeprefix(NAMES) in latest.digests
+        is_same = latest.tools == transcript.tools_digest
+        return latest.name if is_same and goes_on and latest.parted_from(digests) else None
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something done that nobody waits for; :meth:`settle` does."""
@@ -109,22 +128,49 @@ class Conversations:
 
     def forget(self, name: str) -> None:
         """There is no session of that name any more."""
-        self._names.pop(name, None)
+        self._known.pop(name, None)
 
     def used(self, name: str) -> None:
-        """The session was continued, or is new; names that are too many or too old go."""
-        now = time.time()
-        self._names[name] = now
-        self._names.move_to_end(name)
-        while self._names:
-            oldest, used_s = next(iter(self._names.items()))
-            if len(self._names) <= MAX_NAMES and used_s > now - MAX_AGE_S:
-                break
-            del self._names[oldest]
-            self.later(self._delete(oldest))
+        """The session was continued, or is new."""
+        self._known[name] = None
+        self._known.move_to_end(name)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
 
-    async def name(self, running: str, name: str, keeping: Keeping) -> None:
-        """Give a session whose turn is committed its name; the first step sends the request."""
+    def answered(self, name: str, transcript: Transcript, keeping: Keeping) -> None:
+        """The exchange of that name is the last one under its label."""
+        label = keeping.label or transcript.opening
+        digests = (*transcript.all_digests(), name.removeprefix(NAMES))
+        self._latest[label] = _Latest(name, transcript.tools_digest, digests)
+        self._latest.move_to_end(label)
+        if len(self._latest) > MAX_LABELS:
+            self._latest.popitem(last=False)
+
+    async def name(
+        self, running: str, name: str, keeping: Keeping, *, after: str | None = None
+    ) -> None:
+        """Give a session whose turn is committed its name; its second step sends the requests.
+
+        They are carried out in order, so the turn is not without a name in between. Where it is
+        pinned, the session that it continues, ``after``, is not any more: a conversation has one
+        pin, however many turns.
+        """
+        is_kept, _ = await asyncio.gather(self._fork(running, name), self._delete(running))
+        if not is_kept or keeping.tier is None:
+            return
+        try:
+            await self.client.session(name).pin(tier=keeping.tier, ttl_s=keeping.ttl_s)
+            if after is not None and after != name:
+                await self.client.session(after).unpin()
+        except SessionNotFound:  # deleted meanwhile, and its pin with it
+            pass
+        except PinRefused as error:
+            _log.info("a conversation's cache cannot be promised: %s", error.message)
+        except SessionKVError as error:
+            _log.warning("a conversation's cache could not be pinned: %s", error.message)
+
+    async def _fork(self, running: str, name: str) -> bool:
+        """Whether there is a session of that name now."""
         try:
             await self.client.session(running).fork(name)
         except SessionExists:  # the same was asked and answered before
@@ -132,16 +178,8 @@ class Conversations:
         except SessionKVError as error:
             self.forget(name)
             _log.warning("a conversation could not be kept: %s", error.message)
-            return
-        await self._delete(running)
-        if keeping.tier is None:
-            return
-        try:
-            await self.client.session(name).pin(tier=keeping.tier, ttl_s=keeping.ttl_s)
-        except PinRefused as error:
-            _log.info("a conversation's cache cannot be promised: %s", error.message)
-        except SessionKVError as error:
-            _log.warning("a conversation's cache could not be pinned: %s", error.message)
+            return False
+        return True
 
     async def _delete(self, name: str) -> None:
         try:
@@ -212,8 +250,11 @@ class Exchange:
         running, self._running = self._running, None
         name = NAMES + self._transcript.answered(reply)
         self._all.used(name)
-        self._all.later(self._all.name(running, name, self._keeping))
-        await asyncio.sleep(0)  # what was just begun sends its requests: before any that follow
+        self._all.answered(name, self._transcript, self._keeping)
+        naming = self._all.name(running, name, self._keeping, after=self.continues)
+        self._all.later(naming)
+        for _ in range(2):  # what was just begun sends its requests: before any that follow
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Leave nothing behind, unless it was kept."""
@@ -265,11 +306,12 @@ class Exchange:
         The copy is asked for and the turn right behind it, so that nobody waits for the journal.
 
         Raises:
-            _Stale: There is no session of that name.
+            _Stale: There is no session of that name, or none that can be read.
             SessionKVError: The turn failed, or the session could not be made.
         """
         client = self._all.client
         running = self._running = RUNNING + secrets.token_hex(12)
+        self.continues = name
         made = asyncio.ensure_future(self._make(name, running))
         await asyncio.sleep(0)  # it sends its request
         session = client.session(running)
@@ -293,7 +335,6 @@ class Exchange:
                 _heard(made)
         if name is not None:
             self._all.used(name)
-        self.continues = name
 
     async def _make(self, name: str | None, running: str) -> None:
         client = self._all.client
@@ -303,13 +344,13 @@ class Exchange:
             return
         try:
             await client.session(name).fork(running)
-        except SessionNotFound:
+        except (SessionNotFound, SessionDamaged):
             self._all.forget(name)
             raise _Stale from None
 
 
 class _Stale(Exception):
-    """A name is known of a session that is gone."""
+    """There is no session of a name, or none that can be read."""
 
 
 def _heard(made: asyncio.Future[None]) -> None:

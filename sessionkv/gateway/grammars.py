@@ -33,7 +33,10 @@ class Demand:
 
     def grammar(self, style: ReplyStyle) -> Grammar | None:
         """For a model's way of writing; None where nothing is demanded, or it calls no tools."""
-        calls = _calls(self.tools, style, several=self.several) if self.tools else None
+        calls = None
+        if self.tools:
+            several = self.several and not style.single_call
+            calls = _calls(self.tools, style, several=several)
         if calls is None and self.schema is None:
             return None
         if calls is None and style.reasoning is None:

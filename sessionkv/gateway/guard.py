@@ -29,7 +29,9 @@ from sessionkv.gateway.errors import Problem, problem_of
 OPEN_PATHS = frozenset({"/health", "/"})
 OPEN_FOLDER = "/page/"
 """Served to whoever asks, and saying nothing of anybody: the page is what asks for a key."""
-_CHALLENGE = 'Bearer realm="sessionkv", Basic realm="sessionkv"'
+_CHALLENGE = 'Bearer realm="sessionkv"'
+_ASK_A_PERSON = f'{_CHALLENGE}, Basic realm="sessionkv"'
+"""Has a browser ask: for what somebody opens in it, not for what a page fetches."""
 _MAX_KEY_CHARS = 4096
 
 
@@ -81,13 +83,15 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # there are no web sockets here
-        problem = await self._problem(scope["path"], Headers(scope=scope))
+        headers = Headers(scope=scope)
+        problem = await self._problem(scope["path"], headers)
         if problem is None:
             await self._app(scope, receive, send)
             return
         response = problem.response(scope["path"])
         if problem.status == 401:
-            response.headers["WWW-Authenticate"] = _CHALLENGE
+            is_opened = "text/html" in headers.get("accept", "")
+            response.headers["WWW-Authenticate"] = _ASK_A_PERSON if is_opened else _CHALLENGE
         await response(scope, receive, send)
 
     async def _problem(self, path: str, headers: Headers) -> Problem | None:

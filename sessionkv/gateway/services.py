@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +26,14 @@ class ServedModel:
         max_model_len: Its window, in tokens.
         limits: All bounds that the engine told of.
         reply_style: How it writes tool calls and reasoning.
+        started_s: Wall-clock seconds at which it was first served here.
     """
 
     name: str
     max_model_len: int
     limits: Mapping[str, Any]
     reply_style: ReplyStyle
+    started_s: float
 
     @property
     def id(self) -> str:
@@ -127,5 +130,7 @@ class Services:
         if self._model is None:
             served = await (await self.own_client()).served()
             style = self.settings.reply_style or served.reply_style
-            self._model = ServedModel(served.model, served.max_model_len, served.limits, style)
+            self._model = ServedModel(
+                served.model, served.max_model_len, served.limits, style, time.time()
+            )
         return self._model

@@ -22,6 +22,9 @@ from sessionkv.gateway.errors import Problem, problem_of
 
 T = TypeVar("T")
 PING = b": ping\n\n"
+STALL_S = 10.0
+"""How long a client may read nothing: well below the time after which the engine would end all
+streams of the connection that this one shares, as their unread events count together."""
 
 
 def data(value: Any) -> bytes:
@@ -64,6 +67,7 @@ class EventStream(Response):
         ping_s: float,
         error: Callable[[Problem], bytes] = openai_error,
         ping: bytes = PING,
+        stall_s: float = STALL_S,
     ) -> None:
         """Prepare; nothing is asked of ``events`` before the response is sent.
 
@@ -74,6 +78,7 @@ class EventStream(Response):
                 stream with status 200.
             error: Makes the last event of a stream that failed.
             ping: What to send when there is nothing to say.
+            stall_s: A client that takes nothing for so long is taken for gone.
         """
         super().__init__(None)
         del self.headers["content-length"]
@@ -84,6 +89,7 @@ class EventStream(Response):
         self._ping_s = ping_s
         self._error = error
         self._ping = ping
+        self._stall_s = stall_s
         self._begun = False
         self._spoke = False
         self._over = False
@@ -104,6 +110,8 @@ class EventStream(Response):
         try:
             async for event in self._events:
                 await self._say(send, event)
+        except ClientGone:
+            return  # the connection is closed behind an answer that did not end
         except Exception as failure:  # noqa: BLE001 - the one place where a stream's failure is told
             problem = problem_of(failure)
             if not self._begun:
@@ -130,8 +138,13 @@ class EventStream(Response):
         self._spoke = True
         if not self._begun:
             self._begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except TimeoutError:
+            raise ClientGone from None
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -20,9 +21,9 @@ _THOUGHTS = re.compile(r"\A\s*(?:<think>)?.*?</think>", re.DOTALL)
 _SYSTEM = ("system", "developer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Transcript:
-    """A conversation as a client sent it.
+    """A conversation as a client sent it. It is read once, O(its length), for all its digests.
 
     Attributes:
         messages: In the form of Chat Completions; checked by the engine alone.
@@ -43,22 +44,58 @@ class Transcript:
         return "\n\n".join(texts) if texts else None
 
     def digests(self) -> list[str]:
-        """Of the conversation up to each answer in it, first to last. O(conversation)."""
-        state = self._tools_state()
-        calls: dict[str, int] = {}
-        found = []
+        """Of the conversation up to each answer in it, first to last."""
+        roles = (message.get("role") for message in self.messages)
+        return [
+            digest
+            for role, digest in zip(roles, self._read.digests, strict=True)
+            if role == "assistant"
+        ]
+
+    def all_digests(self) -> list[str]:
+        """Of the conversation up to each message."""
+        return self._read.digests
+
+    @cached_property
+    def _read(self) -> _Reading:
+        reading = _Reading(self._tools_state(), {}, [])
         for message in self.messages:
-            state.update(_framed(_essence(message, calls)))
-            if message.get("role") == "assistant":
-                found.append(state.copy().hexdigest())
-        return found
+            reading.digests.append(reading.add(message))
+        return reading
+
+    @property
+    def tools_digest(self) -> str:
+        """Of the tools alone."""
+        digest: str = self._tools_state().hexdigest()
+        return digest
+
+    @property
+    def opening(self) -> str:
+        """What the user said first."""
+        users = (message for message in self.messages if message.get("role") == "user")
+        return text_of(next(users, {})).strip()
 
     def answered(self, reply: Message) -> str:
-        """The digest of the conversation with an answer behind it."""
-        return Transcript((*self.messages, reply), self.tools).digests()[-1]
+        """The digest of the conversation with an answer behind it. O(answer)."""
+        read = self._read
+        return _Reading(read.state.copy(), dict(read.calls), []).add(reply)
 
     def _tools_state(self) -> Any:
         return hashlib.sha256(_framed(list(self.tools or ())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A hash of what was read, the ids of its calls by number, and the digests on the way."""
+
+    state: Any
+    calls: dict[str, int]
+    digests: list[str]
+
+    def add(self, message: Message) -> str:
+        self.state.update(_framed(_essence(message, self.calls)))
+        digest: str = self.state.copy().hexdigest()
+        return digest
 
 
 def text_of(message: Message) -> str:

@@ -24,11 +24,13 @@ class ReplyStyle:
             writes them in a way that is not known here.
         reasoning: What opens and closes reasoning at the start of a reply; None for none.
         starts_in_reasoning: The prompt ends with the opening, so the reply does not show it.
+        single_call: The template takes no message with more than one call.
     """
 
     tool_calls: str | None = None
     reasoning: tuple[str, str] | None = None
     starts_in_reasoning: bool = False
+    single_call: bool = False
 
     def without_calls(self) -> ReplyStyle:
         """The same for a request without tools, whose reply is text whatever it looks like."""
@@ -40,6 +42,7 @@ class ReplyStyle:
             "tool_calls": self.tool_calls,
             "reasoning": None if self.reasoning is None else list(self.reasoning),
             "starts_in_reasoning": self.starts_in_reasoning,
+            "single_call": self.single_call,
         }
 
     @classmethod
@@ -51,4 +54,5 @@ class ReplyStyle:
             tool_calls=calls if calls in CALL_STYLES else None,
             reasoning=reasoning,
             starts_in_reasoning=reasoning is not None and bool(value.get("starts_in_reasoning")),
+            single_call=bool(value.get("single_call")),
         )

@@ -38,6 +38,8 @@ class SamplingParams:
         stop: Strings that end the turn; they are not part of the text.
         stop_token_ids: Ids that end the turn, besides the model's own.
         max_tokens: Most tokens to sample; None is what fits the window.
+        fit_window: ``max_tokens`` is a ceiling: where less than that fits, the turn has what fits,
+            and is not refused.
         min_tokens: Stops (ids and strings) count only from this many tokens on.
         ignore_eos: The model's own end tokens do not end the turn.
         logprobs: None is off; n gives the sampled token's and the n best log-probabilities.
@@ -62,6 +64,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     grammar: Grammar | None = None
+    fit_window: bool = False
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -87,8 +90,9 @@ class SamplingParams:
         _integer("max_tokens", self.max_tokens, 1, 2**31 - 1, optional=True)
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequest("sampling.ignore_eos", self.ignore_eos, "true or false")
+        for name in ("ignore_eos", "fit_window"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"sampling.{name}", getattr(self, name), "true or false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 "sampling.min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"

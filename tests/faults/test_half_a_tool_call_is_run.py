@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,3 +64,19 @@ def test_a_call_is_complete_or_the_answer_was_cut(
     reason, calls = answer(served, body | {"max_tokens": len(SAID) + 1})
     assert reason == "tool_calls"
     assert json.loads(calls[0]["arguments"]) == {"x": "a long one"}
+
+
+def test_a_broken_call_before_a_good_one_is_no_finished_one(tmp_path: Path) -> None:
+    broken = '<tool_call>\n{"name": "f", "arguments": {"x": 1,}}\n</tool_call>\n' + SAID
+    runner = {"text_dir": tools_folder(tmp_path), "script": replies(broken)}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Go"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    }
+    with http_engine(engine_config(blocks=512), runner=runner) as served:
+        for parallel in (True, False):
+            for answer in (whole, streamed):
+                asked = body | {"parallel_tool_calls": parallel}
+                reason, calls = answer(served, asked)
+                assert reason != "tool_calls" or all(json.loads(c["arguments"]) for c in calls)

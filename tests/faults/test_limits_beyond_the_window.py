@@ -33,6 +33,20 @@ def test_over_the_wire(asked):
             assert again["t"] == "done"
 
 
+def test_a_ceiling_is_no_reason_to_refuse():
+    with open_engine(CONFIG) as engine:
+        for asked, given in ((10_000, 4), (4, 4), (3, 3)):
+            sampling = greedy(asked, fit_window=True)
+            result = engine.generate(tokens=tokens(60), sampling=sampling)
+            assert list(result.tokens) == oracle(tokens(60), greedy(given))
+            assert result.finish_reason.value == "length"
+        with pytest.raises(PromptTooLong):
+            engine.generate(tokens=tokens(64), sampling=greedy(10_000, fit_window=True))
+    with open_engine(engine_config(blocks=4, block_size=4)) as engine:  # nor more than memory has
+        result = engine.generate(tokens=tokens(10), sampling=greedy(10_000, fit_window=True))
+        assert len(result.tokens) == 4 * 4 + 1 - 10
+
+
 def test_the_head_of_a_long_prompt_is_never_dropped():
     with open_engine(CONFIG) as engine:
         session = engine.open("a")

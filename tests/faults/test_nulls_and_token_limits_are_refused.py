@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,6 +85,14 @@ def test_a_body_that_is_none(served: HttpEngine, content: bytes, code: str) -> N
     answer = served.http.post(CHAT, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == code
+
+
+def test_a_body_is_read_whatever_it_is_called(served: HttpEngine) -> None:
+    content = json.dumps(body(max_tokens=1)).encode()
+    for name in ("text/plain", "application/x-www-form-urlencoded"):
+        answer = served.http.post(CHAT, content=content, headers={"content-type": name})
+        assert answer.status_code in (200, 400), answer.text
+    assert served.http.post(CHAT, content=content).status_code == 200
 
 
 def test_unknown_routes_have_the_apis_shape(served: HttpEngine) -> None:

@@ -251,12 +251,20 @@ def test_figures_are_those_of_the_engine(served: HttpEngine) -> None:
         ("pin", {"session": "x", "priority": 101}, "priority"),
         ("pin", {"session": "x", "ttl_s": -1}, "ttl_s"),
         ("close", {"session": "x", "keep": 5}, "keep"),
+        ("open", {"session": "\ud800"}, "session"),
+        ("open", {"session": "x", "budget_bytes": 2**70}, "budget_bytes"),
+        ("turn", {"session": "x", "text": "\ud800"}, "text"),
+        ("turn", {"session": "x", "text": "t", "sampling": {"seed": -1}}, "seed"),
+        ("turn", {"session": "x", "text": "t", "sampling": {"stop": ["x" * 300]}}, "stop[0]"),
+        ("rewind", {"session": "x", "turns": 2**40}, "turns"),
+        ("pin", {"session": "x", "ttl_s": 1e300}, "ttl_s"),
     ],
 )
 def test_bad_input_is_named(served: HttpEngine, path: str, body: Any, param: str) -> None:
     if path in ("fork", "turn"):
         post(served, "open", session="x")
-    answer = served.post(f"{V1}/{path}", body)
+    headers = {"Content-Type": "application/json"}
+    answer = served.http.post(f"{V1}/{path}", content=json.dumps(body), headers=headers)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"].split(".")[-1] == param
 

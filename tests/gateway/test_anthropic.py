@@ -12,7 +12,7 @@ import pytest
 from sessionkv.gateway.conversations import NAMES
 from sessionkv.types.reply_style import ReplyStyle
 from tests.builders.agent_text import call, write_agent_text
-from tests.builders.engine import engine_config
+from tests.builders.engine import StepGate, engine_config
 from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
 
 MESSAGES = "/v1/messages"
@@ -188,10 +188,11 @@ def test_more_tokens_than_fit_end_at_the_windows_end(tmp_path: Path) -> None:
         answer = engine.post(MESSAGES, body("x" * 60, max_tokens=32_000)).json()
         assert answer["stop_reason"] == "model_context_window_exceeded"
         assert total(answer["usage"]) + answer["usage"]["output_tokens"] == 128
-        refused = engine.post(MESSAGES, body("x" * 300, max_tokens=32_000))
-        assert refused.status_code == 400
-        assert refused.json()["error"]["type"] == "invalid_request_error"
-        assert refused.json()["error"]["message"].startswith("prompt is too long: 3")
+        for stream in (False, True):
+            refused = engine.post(MESSAGES, body("x" * 300, max_tokens=32_000, stream=stream))
+            assert refused.status_code == 400
+            assert refused.json()["error"]["type"] == "invalid_request_error"
+            assert refused.json()["error"]["message"].startswith("prompt is too long: 3")
 
 
 def test_what_follows_the_first_call_is_left_out_where_calls_must_not_be_parallel(
@@ -225,6 +226,28 @@ def test_breakpoints_pin_the_conversation(served: HttpEngine) -> None:
             if pins:
                 break
         assert [pin.tier for pin in pins] == ["host"]
+
+
+def test_a_conversation_has_one_pin_however_many_turns(served: HttpEngine) -> None:
+    asked = body("Pin this.", cache_control={"type": "ephemeral"})
+    with served.engine.client() as client:
+
+        def pinned() -> set[str]:
+            return {info.name for info in client.sessions(NAMES) if info.pin is not None}
+
+        others, names = pinned(), []
+        for _ in range(2):
+            answer = served.post(MESSAGES, asked).json()
+            asked["messages"] += [
+                {"role": "assistant", "content": answer["content"]},
+                {"role": "user", "content": "And then?"},
+            ]
+            for _ in range(2000):  # pins are set and taken off behind the answer
+                new = pinned() - others
+                if len(new) == 1 and new.isdisjoint(names):
+                    break
+            names += new
+    assert len(set(names)) == 2
 
 
 def test_counted_are_the_prompts_own_tokens(served: HttpEngine) -> None:
@@ -315,3 +338,47 @@ def test_a_call_is_made_where_one_must_be(
         form = {"format": {"type": "json_schema", "schema": schema}}
         answer = engine.post(MESSAGES, body(output_config=form)).json()
         assert json.loads(answer["content"][0]["text"])["n"] in (1, 2)
+
+
+def test_what_must_not_be_called_is_text(served: HttpEngine) -> None:
+    answer = served.post(MESSAGES, body(tools=[TOOL], tool_choice={"type": "none"})).json()
+    assert [block["type"] for block in answer["content"]] == ["text"]
+    assert "<tool_call>" in answer["content"][0]["text"]
+    assert answer["stop_reason"] == "end_turn"
+
+
+def test_a_conversation_is_found_on_disk_and_told_at_the_start(tmp_path: Path) -> None:
+    text = write_agent_text(tmp_path)
+    runner = {"text_dir": text, "script": replies("Yes, it is.", "Still.")}
+    config = engine_config(tmp_path / "store", blocks=256, disk_bytes=2**20)
+    asked = body()
+    with http_engine(config, runner=runner) as engine:
+        first = engine.post(MESSAGES, asked).json()
+    asked["messages"] += [
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": "And now?"},
+    ]
+    with http_engine(config, runner=runner) as engine:
+        found = events(engine, asked)
+    start, message = dict(found[0]["message"]["usage"]), assembled(found)
+    assert message["content"] == [{"type": "text", "text": "Still."}]
+    known = total(first["usage"]) + first["usage"]["output_tokens"] - 1
+    report = found[-1]["sessionkv"]["cache"]
+    assert report["disk_tokens"] == report["cached_tokens"] == start["cache_read_input_tokens"]
+    assert known - report["disk_tokens"] < config.cache.block_size  # a last block in part
+    assert message["usage"]["cache_read_input_tokens"] == start["cache_read_input_tokens"]
+
+
+def test_pings_come_while_there_is_nothing_to_say() -> None:
+    gate = StepGate()
+    with (
+        http_engine(gate=gate, runner={"script": lambda known: 97}, ping_s=0.02) as engine,
+        engine.http.stream("POST", MESSAGES, json=body(stream=True, max_tokens=3)) as response,
+    ):
+        lines = response.iter_lines()
+        told = [line for _, line in zip(range(12), lines, strict=False)]
+        gate.open()
+        rest = [line for line in lines if line.startswith("event: ")]
+    assert told.count("event: ping") >= 3
+    assert "event: content_block_start" not in told
+    assert rest[-1] == "event: message_stop"

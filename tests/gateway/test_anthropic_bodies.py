@@ -67,7 +67,7 @@ def read(value: Any) -> None:
     converted = convert(body)
     longest_ttl(body)
     grammar = demand_of(body, converted.transcript.tools or ()).grammar(ReplyStyle("hermes"))
-    sampling_of(body, max_tokens=body.max_tokens, grammar=grammar)
+    sampling_of(body, grammar=grammar)
 
 
 def refused_field(value: Any) -> str | None:

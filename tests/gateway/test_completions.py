@@ -91,9 +91,24 @@ def test_log_probabilities_in_the_shape_of_completions(served: HttpEngine) -> No
     assert all(value <= 0 for value in told["token_logprobs"])
 
 
+@pytest.mark.parametrize("prompt", ["abc", [97, 98, 99]])
+@pytest.mark.parametrize("most", [0, 2])
+def test_log_probabilities_of_the_prompt(served: HttpEngine, prompt: Any, most: int) -> None:
+    answer = ask(served, prompt=prompt, echo=True, logprobs=1, max_tokens=most)
+    told = answer["choices"][0]["logprobs"]
+    assert told["tokens"] == [*"abcDE"[: 3 + most]]
+    assert told["text_offset"] == [*range(3 + most)]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+    assert all(value <= 0 for value in told["token_logprobs"][1:])
+    assert all(len(tops) == 1 for tops in told["top_logprobs"][1:])
+    assert answer["sessionkv"]["cache"]["miss"]["reason"] == "bypassed"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
+        ({"prompt": ["a"] * 9, "n": 15}, "n"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"n": 0}, "n"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +12,19 @@ from typing import Any
 
 import pytest
 
-from sessionkv.gateway.conversations import NAMES, RUNNING
+from sessionkv import LimitsConfig
+from sessionkv.errors import SessionDamaged, SessionNotFound
+from sessionkv.gateway.conversations import NAMES, RUNNING, Conversations, Keeping
+from sessionkv.gateway.transcript import Transcript
 from tests.builders.engine import engine_config
-from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies, tools_folder
+from tests.builders.gateway import (
+    MODEL,
+    HttpEngine,
+    gateway,
+    http_engine,
+    replies,
+    tools_folder,
+)
 
 CHAT = "/v1/chat/completions"
 THOUGHT = "<think>\nIt may rain. Let me look it up before I say anything.\n</think>\n\n"
@@ -39,7 +51,7 @@ def names(served: HttpEngine) -> list[str]:
     """Of all sessions, once no turn has one: the gateway removes those behind its answers."""
     with served.engine.client() as client:
         for _ in range(10_000):
-            found = [session.name for session in client.sessions("http:")]
+            found = [session.name for session in client.sessions("~http:")]
             if not any(name.startswith(RUNNING) for name in found):
                 return found
     raise AssertionError(f"left of turns that have ended: {found}")
@@ -123,7 +135,6 @@ def rewritten(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("change", [list, renamed, rewritten])
 def test_what_clients_do_to_a_history_does_not_lose_it(served: HttpEngine, change: Any) -> None:
     messages, _ = conversation(served)
-    ask(served, [*messages, user("Sure?")], tools=[TOOL])
     sessions = len(names(served))
     changed = ask(served, [*change(messages), user("Really sure?")], tools=[TOOL])
     usage = changed["usage"]
@@ -161,6 +172,41 @@ def test_an_edited_history_goes_on_from_where_it_was_edited(served: HttpEngine) 
     answer = ask(served, edited, tools=[TOOL])
     assert answer["choices"][0]["message"]["content"] == "It rains in Oslo."
     assert cached(answer) >= answers[0]["usage"]["prompt_tokens"]
+
+
+def history(served: HttpEngine, system: str) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": system}, user("What is the weather in Oslo?")]
+    for _ in range(2):
+        messages += [ask(served, messages)["choices"][0]["message"], user("Sure?")]
+    return messages
+
+
+def test_what_a_client_changed_at_the_top_is_said(tmp_path: Path) -> None:
+    with serving(tmp_path, "Rain.", "Yes.", "Yes!") as served:
+        messages = history(served, "It is Monday. Be brief.")
+        changed = [{"role": "system", "content": "It is Tuesday. Be brief."}, *messages[1:]]
+        miss = ask(served, changed)["sessionkv"]["cache"]["miss"]
+        assert (miss["reason"], miss["turn"], miss["message"]) == ("history_edited", 0, 0)
+        assert miss["expected"].startswith("Mon")
+        assert miss["found"].startswith("Tues")
+
+
+def test_what_a_client_changed_further_down_is_said(tmp_path: Path) -> None:
+    with serving(tmp_path, "Rain.", "Yes.", "Yes!") as served:
+        messages = history(served, "Be brief.")
+        changed = [*messages[:3], user("Is it?"), *messages[4:]]
+        answer = ask(served, changed)
+        miss = answer["sessionkv"]["cache"]["miss"]
+        assert miss["reason"] == "history_edited"
+        assert (miss["expected"][:4], miss["found"][:2]) == ("Sure", "Is")
+        assert cached(answer) >= miss["token"] - 1
+
+
+def test_another_conversation_that_begins_the_same_is_no_changed_one(tmp_path: Path) -> None:
+    with serving(tmp_path, "Rain.", "Yes.", "Yes!") as served:
+        history(served, "Be brief.")
+        other = [{"role": "system", "content": "Be long."}, user("What is the weather in Oslo?")]
+        assert ask(served, other)["sessionkv"]["cache"]["miss"]["reason"] == "first_turn"
 
 
 def test_nothing_is_left_of_a_turn_that_failed(served: HttpEngine) -> None:
@@ -212,3 +258,68 @@ def test_conversations_are_found_after_a_restart(tmp_path: Path) -> None:
         report = second["sessionkv"]["cache"]
         assert report["disk_tokens"] >= first["usage"]["total_tokens"] - 4
         assert len(names(engine)) == 2
+
+
+def test_exchanges_take_no_place_of_sessions_with_names() -> None:
+    config = engine_config(blocks=512, limits=LimitsConfig(sessions=2))
+    with http_engine(config) as served:
+        for number in range(5):
+            ask(served, [user(f"Hi {number}")], max_tokens=1)
+        assert len(names(served)) == 5
+        with served.engine.client() as client:
+            client.open("a").close()
+            client.open("b").close()
+
+
+def test_another_gateway_of_the_same_engine_ends_no_turn(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, gateway(served.engine.endpoint) as other:
+        long = {"model": MODEL, "messages": [user("Hi")], "max_tokens": 3000, "ignore_eos": True}
+        statuses: list[int] = []
+        thread = threading.Thread(
+            target=lambda: statuses.append(served.post(CHAT, long).status_code)
+        )
+        thread.start()
+        while thread.is_alive():
+            assert other.post(CHAT, long | {"max_tokens": 1}).status_code == 200
+        assert statuses == [200]
+
+
+class Forgetful:
+    """A client of an engine whose sessions can be neither copied nor read, but for new ones."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+
+    async def open(self, name: str, **fields: Any) -> None:
+        self.opened.append(name)
+
+    async def delete(self, name: str) -> None:
+        pass
+
+    def session(self, name: str) -> Any:
+        return Forgotten(self, name)
+
+
+class Forgotten:
+    def __init__(self, client: Forgetful, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    async def fork(self, name: str) -> None:
+        raise SessionDamaged("a turn cannot be read")
+
+    async def turn(self, **fields: Any) -> str:
+        if self._name not in self._client.opened:
+            raise SessionNotFound("there is no such session")
+        return "done"
+
+
+def test_a_damaged_conversation_costs_cache_not_the_answer() -> None:
+    async def talk() -> None:
+        client = Forgetful()
+        messages = [user("Hi"), {"role": "assistant", "content": "Ho"}, user("Hi")]
+        exchange = Conversations(client).begin(Transcript(messages), Keeping())  # type: ignore[arg-type]
+        assert await exchange.run() == "done"
+        assert len(client.opened) == 1
+
+    asyncio.run(talk())

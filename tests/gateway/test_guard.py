@@ -85,10 +85,21 @@ def test_every_route_asks_for_a_key(keyed: Gateway, headers: dict[str, str]) -> 
             assert set(answer.json()) <= {"error", "type"}
 
 
-@pytest.mark.parametrize("path", ["//metrics", "/health/", "/health/../metrics", "/%2e/metrics"])
+@pytest.mark.parametrize(
+    "path", ["//metrics", "/health/", "/health/../metrics", "/%2e/metrics", "/page"]
+)
 def test_other_ways_to_write_a_path_open_nothing(keyed: Gateway, path: str) -> None:
     with httpx.Client() as client:
         assert client.send(httpx.Request("GET", f"{keyed.url}{path}")).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/page/../metrics", "/page/%2e%2e/metrics", "/page//metrics"])
+def test_the_pages_folder_leads_nowhere_else(keyed: Gateway, path: str) -> None:
+    with httpx.Client() as client:
+        url = httpx.URL(keyed.url).copy_with(raw_path=path.encode())
+        answer = client.send(httpx.Request("GET", url))
+    assert answer.status_code in (401, 404)
+    assert "sessionkv_" not in answer.text
 
 
 @pytest.mark.parametrize(
@@ -121,6 +132,68 @@ def test_hits_of_one_key_are_not_anothers(keyed: Gateway) -> None:
         cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert cached[:2] == [0, 0]
     assert cached[2] == cached[3] > 0
+
+
+def test_an_id_of_anothers_answer_is_not_known(keyed: Gateway) -> None:
+    def ask(name: str, previous: str | None, system: str) -> dict[str, Any]:
+        body = {
+            "model": "checksum",
+            "max_tokens": 2,
+            "system": system,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "diagnostics": {"previous_message_id": previous},
+        }
+        headers = bearer(KEYS[name]) | {"anthropic-beta": "x"}
+        answer = keyed.post("/v1/messages", body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    hers = ask("alice", None, "secret")["id"]
+    guesses = [ask("bob", hers, guess)["diagnostics"] for guess in ("secret", "other")]
+    assert guesses == [{"cache_miss_reason": {"type": "previous_message_not_found"}}] * 2
+    assert ask("alice", hers, "secret")["diagnostics"] is None
+    assert ask("alice", hers, "x")["diagnostics"]["cache_miss_reason"]["type"] == "system_changed"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/responses/{}"),
+        ("DELETE", "/v1/responses/{}"),
+        ("GET", "/v1/responses/{}/input_items"),
+    ],
+)
+def test_anothers_response_is_as_one_that_is_not_there(
+    keyed: Gateway, method: str, path: str
+) -> None:
+    body = {"model": "checksum", "input": "Hi", "max_output_tokens": 16}
+    made = keyed.post("/v1/responses", body, headers=bearer(KEYS["alice"])).json()["id"]
+    never = made[:-4] + "0000"
+
+    def answer(name: str, which: str) -> tuple[int, str]:
+        found = keyed.http.request(method, path.format(which), headers=bearer(KEYS[name]))
+        return found.status_code, found.text.replace(which, "ID")
+
+    assert answer("bob", made) == answer("bob", never)
+    assert answer("bob", made)[0] == 404
+    chained = [
+        keyed.post(
+            "/v1/responses", body | {"previous_response_id": which}, headers=bearer(KEYS["bob"])
+        )
+        for which in (made, never)
+    ]
+    assert [one.status_code for one in chained] == [400, 400]
+    assert chained[0].text.replace(made, never) == chained[1].text
+    assert answer("alice", made)[0] == 200
+
+
+@pytest.mark.parametrize(("accept", "asks"), [("text/html,*/*", True), ("*/*", False)])
+def test_a_browser_asks_for_what_is_opened_in_it_alone(
+    keyed: Gateway, accept: str, asks: bool
+) -> None:
+    answer = keyed.http.get("/docs", headers={"Accept": accept})
+    assert answer.status_code == 401
+    assert ("Basic" in answer.headers["WWW-Authenticate"]) is asks
 
 
 def test_errors_have_the_shape_of_their_api(keyed: Gateway) -> None:

@@ -25,7 +25,7 @@ from sessionkv.gateway.replies import (
 THINK = ("<think>", "</think>")
 HERMES, LLAMA3, MISTRAL = (ReplyStyle(name) for name in ("hermes", "llama3", "mistral"))
 STYLES = [
-    ReplyStyle(name, marks, inside)
+    ReplyStyle(name, marks, inside, name == "llama3" and inside)
     for name in (None, "hermes", "llama3", "mistral")
     for marks, inside in ((None, False), (THINK, False), (THINK, True))
 ]
@@ -100,6 +100,21 @@ def test_two_calls_have_two_indices_and_two_ids(style: ReplyStyle, reply: str) -
     begun = [event for event in reader.feed(reply) if isinstance(event, CallBegins)]
     assert len({event.id for event in begun}) == 2
     assert (reader.complete_calls, reader.is_inside_call) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("style", "first", "second"),
+    [
+        ("llama3", '{"name":"f","parameters":{"x":1}}', '; {"name":"g","parameters":{}}'),
+        ("llama3", '<|python_tag|>{"name":"f","parameters":{"x":1}}', "<|python_tag|>{}"),
+        ("hermes", '<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>', "<tool_call>"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"x":1}', "[TOOL_CALLS]g[ARGS]{}"),
+    ],
+)
+def test_what_follows_a_single_call_is_text(style: str, first: str, second: str) -> None:
+    single = ReplyStyle(style, single_call=True)
+    assert parse(single, first + second) == [*call(0, "f", '{"x":1}'), Text(second)]
+    assert parse(single, *first, *second) == parse(single, first + second)
 
 
 def test_ids_are_nine_letters_and_digits() -> None:

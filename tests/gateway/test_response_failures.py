@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import itertools
 import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from sessionkv import AsyncClient
+from sessionkv.client.options import TurnOptions
+from sessionkv.engine.calls import CallDesk
+from sessionkv.gateway.openai.response_body import Kept
+from sessionkv.gateway.openai.response_errors import PreviousResponseNotFound
+from sessionkv.gateway.openai.response_ids import PASSING
+from sessionkv.gateway.openai.response_store import ResponseStore
+from sessionkv.gateway.openai.response_turn import Plan
+from sessionkv.ipc.messages import Node
 from sessionkv.types import StepPlan
+from sessionkv.types.reply_style import ReplyStyle
 from tests.builders.doors import Hold
-from tests.builders.engine import StepGate, engine_config
+from tests.builders.engine import StepGate, engine_config, socket_engine
 from tests.builders.gateway import MODEL, HttpEngine, http_engine
 
 URL = "/v1/responses"
@@ -155,3 +167,79 @@ def test_many_at_once_from_one_response_are_all_there() -> None:
             assert body["usage"]["input_tokens_details"]["cached_tokens"] > 0
             assert served.http.get(f"{URL}/{body['id']}").json()["output"] == body["output"]
         assert len(heads(served)) == 25
+
+
+def test_what_is_not_stored_is_gone_with_the_last_event() -> None:
+    with http_engine() as served:
+        first = served.post(URL, ENDLESS | {"max_output_tokens": 4}).json()
+        before = heads(served)
+        unstored = ENDLESS | {
+            "store": False,
+            "stream": True,
+            "max_output_tokens": 4,
+            "previous_response_id": first["id"],
+        }
+        with served.http.stream("POST", URL, json=unstored) as response:
+            for line in response.iter_lines():
+                if line == "event: response.incomplete":
+                    assert heads(served) == before
+                    break
+            else:
+                raise AssertionError("the response never ended")
+
+
+def test_what_an_earlier_run_left_of_unstored_responses_is_deleted() -> None:
+    with http_engine() as served:
+        with served.engine.client() as client:
+            client.open(f"{PASSING}0:resp_{'0' * 32}")
+        assert served.http.get(f"{URL}/resp_{'0' * 32}").status_code == 404
+        await_heads(served, 0)
+
+
+def test_a_response_that_was_deleted_meanwhile_is_told_by_its_own_name(tmp_path: Path) -> None:
+    async def run(endpoint: str) -> None:
+        tasks = set()
+        async with AsyncClient(endpoint) as client:
+            store = ResponseStore(
+                client,
+                ReplyStyle(),
+                lambda work: tasks.add(asyncio.ensure_future(work)),
+                run="test",
+            )
+            base, name = f"~http:resp_{'0' * 32}", f"~http:resp_{'1' * 32}"
+            kept = Kept({"id": f"resp_{'1' * 32}"})
+            messages = [{"role": "user", "content": "x"}]
+            plan = Plan(name, base, None, (), messages, kept, is_stored=True)
+            with pytest.raises(PreviousResponseNotFound, match=f"resp_{'0' * 32}"):
+                async for _ in store.run(plan, TurnOptions(), lambda: False):
+                    pass
+            await asyncio.gather(*tasks)
+
+    with socket_engine(tmp_path) as engine:
+        asyncio.run(run(engine.endpoint))
+
+
+def test_a_conversation_of_any_length_is_read_with_one_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    answer = CallDesk._node
+
+    def counted(desk: CallDesk, tenant: str, request: Node) -> object:
+        asked.append(request.session)
+        return answer(desk, tenant, request)
+
+    monkeypatch.setattr(CallDesk, "_node", counted)
+    with http_engine(engine_config(blocks=2048)) as served:
+        conversation = served.post("/v1/conversations", {}).json()["id"]
+        body = ENDLESS | {"max_output_tokens": 4, "conversation": conversation}
+        for _ in range(6):
+            last = served.post(URL, body).json()
+        asked.clear()
+        url = f"/v1/conversations/{conversation}/items"
+        assert len(served.http.get(url, params={"limit": 100}).json()["data"]) == 12
+        assert len(asked) == 2  # how it began, and its last response with all before
+        asked.clear()
+        other = ENDLESS | {"max_output_tokens": 4, "instructions": "Be brief."}
+        assert "id" in served.post(URL, other | {"previous_response_id": last["id"]}).json()
+        assert len(asked) == 2  # the response, and all that it goes on from

@@ -351,6 +351,7 @@ def test_a_request_that_says_nothing_is_answered_with_nothing(served: HttpEngine
     for text in ([], None):
         body = ask(served, text, instructions="You are an agent.", tools=[{"type": "web_search"}])
         assert (body["status"], body["output"], body["tools"]) == ("completed", [], [])
+        assert body["store"] is False
     events = served.stream(URL, {"model": MODEL, "input": [], "stream": True})
     assert [e["type"] for e in events] == [
         "response.created",
@@ -359,6 +360,9 @@ def test_a_request_that_says_nothing_is_answered_with_nothing(served: HttpEngine
     ]
     first = ask(served)
     error = refusal(served, text=[], previous_response_id=first["id"])
+    assert error["param"] == "input"
+    # A system prompt alone is no question, and nothing that could be gone on from.
+    error = refusal(served, text=[{"role": "developer", "content": "Be kind."}])
     assert error["param"] == "input"
 
 

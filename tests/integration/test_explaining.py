@@ -8,7 +8,14 @@ import pytest
 
 from sessionkv.cli.main import main
 from tests.builders.checksum import tokens
-from tests.builders.engine import GREEDY, SocketEngine, engine_config, greedy, socket_engine
+from tests.builders.engine import (
+    GREEDY,
+    SocketEngine,
+    engine_config,
+    greedy,
+    open_engine,
+    socket_engine,
+)
 from tests.builders.tenants import KEYS, access
 
 Capture = pytest.CaptureFixture[str]
@@ -112,3 +119,28 @@ def test_a_tenant_looks_at_its_own(tmp_path: Path, capsys: Capture) -> None:
         assert "his" in said(served, capsys, *names)
         assert main(["stats", "--endpoint", served.endpoint]) == 1
         assert "--key-file" in capsys.readouterr().err
+
+
+def test_a_larger_device_would_have_had_exactly_these_blocks() -> None:
+    """The same prompts again in an engine that is as much larger as the figures ask for."""
+    prompts = [tokens(21, start=100 * i) for i in range(4)]  # five full blocks and a part each
+
+    def looked_for(blocks: int) -> tuple[int, list[tuple[int, int]], int]:
+        with open_engine(engine_config(blocks=blocks)) as engine:
+            block_bytes = engine.parts.runner.geometry.block_bytes
+            hits = 0
+            for _ in range(2):
+                for prompt in prompts:
+                    hits += engine.generate(tokens=prompt, sampling=greedy(1)).cache.cached_tokens
+            larger = engine.stats()["larger_cache"]["device"]
+            sizes = [
+                (int(size) // block_bytes, count) for size, count in larger["by_more_bytes"].items()
+            ]
+            return hits // 4, sizes, larger["wanted_blocks"]
+
+    hits, sizes, wanted = looked_for(12)
+    assert hits == 0
+    assert wanted == 4 * 5  # each full block of the second round was there once
+    enough = next(size for size, count in sizes if count == wanted)
+    assert looked_for(12 + enough)[0] >= wanted
+    assert looked_for(12 + enough)[2] == 0

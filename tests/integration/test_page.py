@@ -190,6 +190,7 @@ def test_what_was_said_until_a_stop_is_kept(page: Browser, served: Served) -> No
     assert asked == "Too long"
     assert SAID.startswith(said)
     assert said != SAID
+    assert " · stopped · " in page.texts(".badge.final")[0]
     with served.engine.client() as client:
         assert client.session("stopped").info(history=True).messages[-1]["content"] == said
 
@@ -330,7 +331,7 @@ def test_names_and_replies_stay_text(page: Browser, served: Served) -> None:
         client.delete(ODD + "2")
 
 
-def test_an_error_is_told_and_goes(page: Browser) -> None:
+def test_an_error_is_told_and_stays_until_it_was_read(page: Browser, served: Served) -> None:
     new_session(page, "taken")
     page.click("#chat-actions button", "Fork…")
     page.type("#fork-dialog [name=name]", "taken")
@@ -338,6 +339,10 @@ def test_an_error_is_told_and_goes(page: Browser) -> None:
     page.until(lambda: page.find("#alert").is_displayed())
     assert "taken" in page.texts("#alert-text")[0]
     assert page.find("#alert").get_attribute("role") == "alert"
+    with served.engine.client() as client:  # others' doings change nothing of it
+        client.open("of another")
+        page.until(lambda: "of another" in page.texts(".session"))
+    assert page.find("#alert").is_displayed()
     page.console()  # a browser notes each answer that is no success
     page.click("#alert-close")
     assert not page.find("#alert").is_displayed()

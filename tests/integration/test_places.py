@@ -7,7 +7,8 @@ import pytest
 
 from sessionkv.client import AsyncClient, Places, SessionPage
 from sessionkv.engine.places import runs
-from sessionkv.errors import SessionNotFound
+from sessionkv.errors import Overloaded, SessionNotFound
+from sessionkv.store.answers import Held
 from tests.builders.engine import BLOCK_SIZE, engine_config, greedy, open_engine, socket_engine
 
 MIB = 2**20
@@ -89,6 +90,18 @@ def test_the_asyncio_client_says_the_same(tmp_path: Path) -> None:
         assert page == client.session_page(limit=1)
         assert ([s.name for s in page.sessions], page.next) == (["a"], "a")
         assert client.session_page(after="a").sessions[0].name == "b"
+
+
+def test_a_store_that_cannot_tell_says_so(tmp_path: Path) -> None:
+    with open_engine(engine_config(tmp_path / "store", disk_bytes=4 * MIB)) as engine:
+        session = engine.open("a")
+        session.turn(tokens=ids(1, 20), sampling=greedy(4))
+        store = engine.parts.store
+        search, store.search = store.search, lambda ticket, _: store._inbox.put(Held(ticket, None))
+        with pytest.raises(Overloaded):
+            session.places()
+        store.search = search
+        assert session.places().counts == {"device": 6}
 
 
 def test_messages_come_with_their_turns() -> None:

@@ -17,6 +17,7 @@ from tests.builders import text as built
 from tests.builders.doors import KINDS, open_door
 from tests.builders.engine import engine_config, greedy, open_engine
 from tests.builders.store import node
+from tests.builders.tenants import access, tenants
 
 SHORT = greedy(6)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
@@ -47,6 +48,8 @@ def test_a_turn_is_given_back_with_what_was_kept_with_it(kind: str) -> None:
         root = session.node(found.parent)
         assert (root.kind, root.parent, root.reply) == ("root", None, None)
         assert (root.metadata, root.usage, root.finish_reason) == ({"of": "root"}, {}, None)
+        assert session.nodes() == [root, found, last]
+        assert session.nodes(first.node) == [root, found]
         # Of a session that exists nothing is changed, and nothing compared.
         door.client.open("a", metadata={"of": "another"})
         assert session.node(root.node).metadata == {"of": "root"}
@@ -117,3 +120,14 @@ def test_imported_metadata_that_no_reply_can_carry_is_refused(beside: str) -> No
     turn = node(2, 1, incoming_blob=b"", reply_blob=blob, sampling_blob=b"{}")
     with pytest.raises(InvalidRequest, match="metadata of turn 2"):
         desk.add(b"c", wire.Import(id=1, nodes=(root, turn), commit=True))
+
+
+def test_another_tenant_has_no_such_session(tmp_path: Path) -> None:
+    with tenants(tmp_path, engine_config(blocks=128), access=access()) as (_, alice, bob):
+        turn = alice.open("a").turn("one", sampling=SHORT, metadata=KEPT)
+        bob.open("b").turn("two", sampling=SHORT)
+        with pytest.raises(SessionNotFound):
+            bob.session("a").node()
+        with pytest.raises(NodeNotFound):
+            bob.session("b").node(turn.node)
+        assert alice.session("a").node(turn.node).metadata == KEPT

@@ -140,13 +140,15 @@ class Scheduler:
     def _set_limits(self, sequence: Sequence) -> None:
         """How many tokens it may sample: what was asked for, or what fits window and pool."""
         num_prompt, asked = sequence.num_prompt_tokens, sequence.sampling.max_tokens
+        most = min(self._max_model_len, self._kv.num_blocks * self._kv.block_size + 1)
+        if asked is not None and sequence.sampling.fit_window:
+            asked = min(asked, max(1, most - num_prompt))
         if num_prompt + (asked or 1) > self._max_model_len:
             raise PromptTooLong(num_prompt, asked, self._max_model_len)
         # The last token sampled never gets KV.
         needed = -(-(num_prompt + (asked or 1) - 1) // self._kv.block_size)
         if needed > self._kv.num_blocks:
             raise NeverFits(needed, self._kv.num_blocks)
-        most = min(self._max_model_len, self._kv.num_blocks * self._kv.block_size + 1)
         sequence.max_output_tokens = asked or most - num_prompt
 
     def on_receipt(self, seq_id: int, receipt: DiskReceipt | None) -> None:

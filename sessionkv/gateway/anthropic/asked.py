@@ -10,7 +10,7 @@ from typing import Any
 from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
-from sessionkv.gateway.anthropic.blocks import Answer, Event
+from sessionkv.gateway.anthropic.blocks import Event, MessageContent
 from sessionkv.gateway.anthropic.cache_control import TTL_S, longest_ttl
 from sessionkv.gateway.anthropic.checks import demand_of, sampling_of
 from sessionkv.gateway.anthropic.convert import assistant_message, convert
@@ -23,7 +23,6 @@ from sessionkv.gateway.helpers import is_helper
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
 from sessionkv.gateway.sse import named
-from sessionkv.types import SamplingParams
 
 
 class Asked:
@@ -49,17 +48,11 @@ class Asked:
         self._converted = convert(body)
         self._ttl = longest_ttl(body)
         self._keeping = self._kept(headers)
-        # More than the window has is what fits in it: clients ask for what their own model can do.
-        self._max_tokens = min(body.max_tokens, served.max_model_len)
         demand = demand_of(body, self._converted.transcript.tools or ())
-        self._grammar = demand.grammar(served.reply_style)
-        self._sampling()  # what is wrong in it is said at once
+        self._sampling = sampling_of(body, grammar=demand.grammar(served.reply_style))
         self._id = f"msg_{secrets.token_hex(12)}"
-        self._answer = self._new_answer()
+        self._answer = self._new_content()
         self._exchange: Exchange | None = None
-
-    def _sampling(self) -> SamplingParams:
-        return sampling_of(self._body, max_tokens=self._max_tokens, grammar=self._grammar)
 
     def _kept(self, headers: Mapping[str, str]) -> Keeping:
         metadata = self._body.metadata
@@ -73,7 +66,7 @@ class Asked:
             return Keeping(is_helper=helper)
         return Keeping(tier="host", ttl_s=TTL_S[self._ttl])
 
-    def _new_answer(self) -> Answer:
+    def _new_content(self) -> MessageContent:
         style, choice, thinking = self._served.reply_style, self._body.tool_choice, None
         if not self._body.tools or (choice is not None and choice.type == "none"):
             style = style.without_calls()
@@ -81,7 +74,7 @@ class Asked:
         if asked is not None and asked.type != "disabled":
             thinking = asked.display or "summarized"
         only_one = choice is not None and bool(choice.disable_parallel_tool_use)
-        return Answer(style, thinking=thinking, only_one_call=only_one)
+        return MessageContent(style, thinking=thinking, only_one_call=only_one)
 
     # At once ---------------------------------------------------------------------------------
 
@@ -163,20 +156,13 @@ class Asked:
     # Both ------------------------------------------------------------------------------------
 
     async def _turn(self, *, stream: bool) -> AsyncGenerator[StreamEvent, None]:
-        """The turn; once more with what fits, where more tokens were asked for than that."""
+        """The turn; what is refused is told in the words of the API."""
         try:
             async with aclosing(self._run(stream=stream)) as events:
                 async for event in events:
                     yield event
         except PromptTooLong as error:
-            left = error.details["n_ctx"] - error.details["n_prompt"]
-            if left < 1 or left >= self._max_tokens:
-                raise _too_long(error) from None
-            await self._close()
-            self._max_tokens = left
-            async with aclosing(self._run(stream=stream)) as events:
-                async for event in events:
-                    yield event
+            raise _too_long(error) from None
         except InvalidRequest as error:
             raise self._converted.renamed(error) from None
 
@@ -184,7 +170,7 @@ class Asked:
         conversations = self._caller.conversations
         exchange = conversations.begin(self._converted.transcript, self._keeping)
         self._exchange = exchange
-        options: TurnOptions = {"sampling": self._sampling(), "progress": stream}
+        options: TurnOptions = {"sampling": self._sampling, "progress": stream}
         if not stream:
             yield StreamEvent(result=await exchange.run(**options))
             return
@@ -233,7 +219,7 @@ class Asked:
         }
 
     def _ending(self, result: TurnResult) -> dict[str, Any]:
-        is_full = self._max_tokens < self._body.max_tokens
+        is_full = result.usage.completion_tokens < self._body.max_tokens
         reason, sequence = self._answer.stop_reason(result, is_window_full=is_full)
         return {"stop_reason": reason, "stop_sequence": sequence}
 

@@ -26,8 +26,8 @@ from sessionkv.types import FinishReason
 Event = dict[str, Any]
 
 
-class Answer:
-    """One answer under way. Feed it the reply's text; it gives events and keeps the blocks.
+class MessageContent:
+    """That of one answer under way. Feed it the reply's text; it gives events and keeps the blocks.
 
     A call that the reply's end cuts off is part of the events, which cannot be taken back, but not
     of :attr:`content`.
@@ -52,7 +52,6 @@ class Answer:
         self._is_open = False
         self._arguments = ""
         self._complete: set[int] = set()  # places of complete calls
-        self.has_thought = False
 
     @property
     def content(self) -> list[dict[str, Any]]:
@@ -76,7 +75,7 @@ class Answer:
 
         Args:
             result: The turn's.
-            is_window_full: Fewer tokens fitted than were asked for.
+            is_window_full: A reply that ended by length has fewer tokens than were asked for.
         """
         has_calls = bool(self._complete)
         if has_calls and (self._only_one_call or not self._parser.is_inside_call):
@@ -100,7 +99,6 @@ class Answer:
                 self._blocks[-1]["text"] += text
                 yield self._delta({"type": "text_delta", "text": text})
             case Reasoning(text):
-                self.has_thought = True
                 yield from self._reasoning(text)
             case CallBegins(_, call_id, name):
                 yield from self._begin(

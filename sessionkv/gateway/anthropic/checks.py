@@ -99,10 +99,8 @@ def demand_of(body: MessagesRequest, tools: Sequence[Mapping[str, Any]]) -> Dema
     return Demand(form["schema"], tools if may_call else (), several)
 
 
-def sampling_of(
-    body: MessagesRequest, *, max_tokens: int, grammar: Grammar | None
-) -> SamplingParams:
-    """How the answer is sampled.
+def sampling_of(body: MessagesRequest, *, grammar: Grammar | None) -> SamplingParams:
+    """How the answer is sampled. More tokens than the window has left are what it has left.
 
     Raises:
         InvalidRequest: Naming the parameter.
@@ -119,4 +117,5 @@ def sampling_of(
         name: getattr(body, name) for name in ("temperature", "top_k", "top_p")
     }
     given = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(max_tokens=max_tokens, stop=tuple(stops), grammar=grammar, **given)
+    given |= {"max_tokens": body.max_tokens, "stop": tuple(stops), "grammar": grammar}
+    return SamplingParams(fit_window=True, **given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -13,6 +14,7 @@ from sessionkv.gateway.anthropic.checks import check_answer, check_prompt
 from sessionkv.gateway.anthropic.convert import convert
 from sessionkv.gateway.anthropic.diagnostics import Fingerprints
 from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest
+from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import EventStream, named, unless_gone
@@ -23,7 +25,7 @@ PING = named("ping", {"type": "ping"})
 def router(services: Services) -> APIRouter:
     """Routes of the Messages API."""
     routes = APIRouter(tags=["messages"])
-    fingerprints = Fingerprints()
+    fingerprints: WeakKeyDictionary[Caller, Fingerprints] = WeakKeyDictionary()  # own ones alone
 
     @routes.post("/v1/messages", response_model=None)
     async def create(body: MessagesRequest, request: Request) -> Response:
@@ -33,8 +35,8 @@ def router(services: Services) -> APIRouter:
         check_prompt(body)
         check_answer(body, served.reply_style)
         caller = await services.caller(request)
-        await caller.conversations.load()
-        asked = Asked(body, request.headers, caller, served, fingerprints)
+        own = fingerprints.setdefault(caller, Fingerprints())
+        asked = Asked(body, request.headers, caller, served, own)
         response: Response
         if body.stream:
             response = EventStream(

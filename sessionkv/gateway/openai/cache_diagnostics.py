@@ -7,7 +7,8 @@ from typing import Any
 from sessionkv.client import TurnResult
 from sessionkv.gateway.openai.response_errors import ResponseNotFound
 from sessionkv.gateway.openai.response_ids import session_of
-from sessionkv.gateway.openai.response_store import Found, Plan, ResponseStore
+from sessionkv.gateway.openai.response_store import Found, ResponseStore
+from sessionkv.gateway.openai.response_turn import Plan
 from sessionkv.types import MissReason
 
 _WHOLE = (MissReason.NONE, MissReason.FIRST_TURN)

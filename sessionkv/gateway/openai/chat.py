@@ -50,7 +50,6 @@ def router(services: Services) -> APIRouter:
         transcript = body.transcript()
         keeping = keeping_of(body, transcript, request.headers, max_tokens=body.most_tokens)
         caller = await services.caller(request)
-        await caller.conversations.load()
         asked = _Asked(
             body,
             caller,
@@ -106,6 +105,13 @@ class _Asked:
         pieces = await self._caller.pieces.of_logprobs(self._caller.client, event.logprobs)
         return chat_logprobs(event.logprobs, pieces, tops=self._body.num_logprobs)
 
+    def _usage(self, results: Sequence[TurnResult]) -> dict[str, Any]:
+        thoughts = sum(
+            choice.reasoning_tokens(result.usage.completion_tokens)
+            for choice, result in zip(self._choices, results, strict=True)
+        )
+        return usage_map(results, reasoning_tokens=thoughts)
+
     async def _close(self) -> None:
         for exchange in self._exchanges:
             await exchange.close()
@@ -124,7 +130,7 @@ class _Asked:
             choices = [await self._whole_choice(*item) for item in enumerate(results)]
         finally:
             await self._close()
-        usage = usage_map(results)
+        usage = self._usage(results)
         return {
             **self._head,
             "object": "chat.completion",
@@ -171,7 +177,7 @@ class _Asked:
                     results[index] = event.result
             ordered = [results[index] for index in sorted(results)]
             if has_usage:
-                rest = {"usage": usage_map(ordered), "sessionkv": extension(ordered)}
+                rest = {"usage": self._usage(ordered), "sessionkv": extension(ordered)}
                 yield data({**self._head, "object": "chat.completion.chunk", "choices": [], **rest})
             yield b"data: [DONE]\n\n"
         finally:

@@ -8,6 +8,7 @@ from sessionkv.client import TurnResult
 from sessionkv.gateway.replies import (
     CallArguments,
     CallBegins,
+    CallEnds,
     Reasoning,
     ReplyEvent,
     ReplyParser,
@@ -37,6 +38,7 @@ class Choice:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
+        self._complete: set[int] = set()
 
     def feed(self, text: str) -> list[dict[str, Any]]:
         """Take the next piece; what it tells, as deltas."""
@@ -47,12 +49,20 @@ class Choice:
         deltas = self._deltas(self._parser.end())
         self.finish_reason = "length" if result.finish_reason is FinishReason.LENGTH else "stop"
         if self._calls:
-            whole = self._parser.complete_calls >= len(self._calls)
-            if not whole:
+            if not self._complete.issuperset(range(len(self._calls))):
                 self.finish_reason = "length"  # never a call that is not complete as one that is
             elif self.finish_reason == "stop" or self._only_one_call:
                 self.finish_reason = "tool_calls"
         return deltas
+
+    def reasoning_tokens(self, completion: int) -> int:
+        """How many of the reply's tokens are reasoning, by its share of what was told."""
+        thought = sum(map(len, self._reasoning))
+        told = sum(map(len, self._text)) + sum(
+            len(call["function"]["name"]) + len(call["function"]["arguments"])
+            for call in self._calls
+        )
+        return round(completion * thought / (thought + told)) if thought else 0
 
     @property
     def message(self) -> dict[str, Any]:
@@ -65,11 +75,6 @@ class Choice:
         if self._calls:
             message["tool_calls"] = self._calls
         return message
-
-    @property
-    def is_cut(self) -> bool:
-        """Nothing that comes is told any more."""
-        return self._only_one_call and self._parser.complete_calls > 0
 
     def _deltas(self, events: list[ReplyEvent]) -> list[dict[str, Any]]:
         return [delta for event in events if (delta := self._delta(event)) is not None]
@@ -90,6 +95,8 @@ class Choice:
             call = {"id": event.id, "type": "function", "function": function}
             self._calls.append(call)
             return {"tool_calls": [{"index": event.index, **call, "function": dict(function)}]}
+        if isinstance(event, CallEnds):
+            self._complete.add(event.index)
         if isinstance(event, CallArguments):
             self._calls[event.index]["function"]["arguments"] += event.text
             function = {"arguments": event.text}

@@ -67,8 +67,11 @@ class CompletionRequest(Sampling):
             raise refused("suffix", self.suffix, "text is only continued")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise refused("best_of", self.best_of, "every answer is given; use n")
-        if self.echo and self.logprobs is not None:
-            raise refused("echo", True, "log-probabilities of the prompt are not told")
+        if self.echo and self.logprobs is not None and self.stream:
+            raise refused("echo", True, "with logprobs only in whole answers")
+        count = len(self.prompts()) * (self.n or 1)
+        if count > MAX_PROMPTS:
+            raise InvalidRequest("n", self.n, f"at most {MAX_PROMPTS} answers to all prompts")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", 0, "at least 1, without echo")
 
@@ -117,8 +120,14 @@ class _Asked:
         }
 
     def _options(self, sampling: SamplingParams, *, is_stream: bool = False) -> GenerateOptions:
-        priority = priority_of(self._body)
-        return {"sampling": sampling, "priority": priority, "progress": is_stream}
+        options: GenerateOptions = {
+            "sampling": sampling,
+            "priority": priority_of(self._body),
+            "progress": is_stream,
+        }
+        if self._body.echo and self._body.logprobs is not None:
+            options["prompt_logprobs"] = self._body.logprobs
+        return options
 
     async def _echoed(self, prompt: Prompt) -> str:
         if not self._body.echo:
@@ -134,8 +143,19 @@ class _Asked:
     async def _told(self, index: int, event: StreamEvent | TurnResult) -> dict[str, Any] | None:
         if self._body.logprobs is None or event.logprobs is None:
             return None
-        pieces = await self._caller.pieces.of_logprobs(self._caller.client, event.logprobs)
-        return self._logprobs[index].of(event.logprobs, pieces, tops=self._body.logprobs)
+        told, tops = self._logprobs[index], self._body.logprobs
+        entries = () if self._body.max_tokens == 0 else event.logprobs
+        client = self._caller.client
+        if not isinstance(event, TurnResult) or event.prompt_logprobs is None:
+            return told.of(
+                entries, await self._caller.pieces.of_logprobs(client, entries), tops=tops
+            )
+        entries = (*event.prompt_logprobs, *entries)
+        pieces = await self._caller.pieces.of_logprobs(client, entries)
+        rest = b"".join(pieces[entry[0].token_id] for entry in event.prompt_logprobs)
+        whole = (await self._echoed(self._turns[index][0])).encode()
+        first = whole[: max(0, len(whole) - len(rest))].decode(errors="replace")
+        return told.of(entries, pieces, tops=tops, first=first)
 
     def _rest(self, results: Sequence[TurnResult]) -> dict[str, Any]:
         return {"usage": usage_map(results, each=self._n), "sessionkv": extension(results)}

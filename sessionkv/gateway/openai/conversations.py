@@ -57,7 +57,7 @@ def router(stores: Stores) -> APIRouter:
     ) -> dict[str, Any]:
         """List its items."""
         store = await stores.conversations(request)
-        found = await store.items(await store.events(conversation_id))
+        found = await store.all_items(conversation_id)
         return page_of(found, limit=limit, order=order, after=after)
 
     @routes.post(_ONE + "/items", response_model=None)

@@ -37,19 +37,36 @@ class CompletionLogprobs:
         """Start before the answer."""
         self._offset = 0
 
-    def of(self, entries: Logprobs, pieces: Mapping[int, bytes], *, tops: int) -> dict[str, Any]:
-        """The field ``logprobs`` of a choice, for the next tokens; arguments as above."""
-        tokens = [_text(token[0], pieces) for token in entries]
+    def of(
+        self,
+        entries: Logprobs,
+        pieces: Mapping[int, bytes],
+        *,
+        tops: int,
+        first: str | None = None,
+    ) -> dict[str, Any]:
+        """The field ``logprobs`` of a choice, for the next tokens.
+
+        Args:
+            entries: For each token: itself, then the likeliest ones.
+            pieces: Bytes of every id in them.
+            tops: How many of the likeliest ones were asked for.
+            first: Text of a token before these of which nothing is known: a prompt's first.
+        """
+        unknown = [] if first is None else [None]
+        tokens = [
+            *([] if first is None else [first]),
+            *(_text(item[0], pieces) for item in entries),
+        ]
         offsets = []
         for text in tokens:
             offsets.append(self._offset)
             self._offset += len(text)
+        likeliest = [*unknown, *(_tops(item[1 : tops + 1], pieces) for item in entries)]
         return {
             "tokens": tokens,
-            "token_logprobs": [max(token[0].logprob, LEAST) for token in entries],
-            "top_logprobs": [_tops(token[1 : tops + 1], pieces) for token in entries]
-            if tops
-            else None,
+            "token_logprobs": [*unknown, *(max(item[0].logprob, LEAST) for item in entries)],
+            "top_logprobs": likeliest if tops else None,
             "text_offset": offsets,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -31,14 +32,18 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
+def _time(wall_s: float) -> str:
+    return datetime.fromtimestamp(int(wall_s), UTC).isoformat().replace("+00:00", "Z")
+
+
 def _map(model: ServedModel) -> dict[str, Any]:
     return {
         "id": model.id,
         "object": "model",
         "type": "model",
         "display_name": model.id,
-        "created_at": "1970-01-01T00:00:00Z",
-        "created": 0,
+        "created_at": _time(model.started_s),
+        "created": int(model.started_s),
         "owned_by": "sessionkv",
         "max_model_len": model.max_model_len,
         "context_length": model.max_model_len,

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+PASSING = "~http:passing:"
+"""Begins the names of sessions of responses that are not stored."""
 Side = Literal["i", "o"]
 """Whether an item came in or was given out."""
 
@@ -54,6 +56,16 @@ def is_conversation_id(text: str) -> bool:
 def session_of(response_id: str) -> str:
     """The session that holds a response; its name says that it runs out by itself."""
     return f"~http:{response_id}"
+
+
+def passing_session_of(response_id: str, run: str) -> str:
+    """The session of a response that is not stored, while its turn runs.
+
+    Args:
+        response_id: The response.
+        run: Names this run of the gateway: what another one left can be told from what runs.
+    """
+    return f"{PASSING}{run}:{response_id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from sessionkv.gateway.openai.response_errors import (
 from sessionkv.gateway.openai.response_ids import place_of, session_of
 from sessionkv.gateway.openai.response_items import to_messages, to_tools
 from sessionkv.gateway.openai.response_schema import ResponseRequest
-from sessionkv.gateway.openai.response_store import Plan, ResponseStore, Standing
+from sessionkv.gateway.openai.response_store import ResponseStore, Standing
+from sessionkv.gateway.openai.response_turn import Plan
 
 Message = Mapping[str, Any]
 Item = Mapping[str, Any]
@@ -57,7 +58,8 @@ async def plan_of(
             standing, items = await _recognised(store, standing, items)
     said = to_messages(items)
     if standing.last is None:
-        return _beginning(body, echo, tools, to_messages(standing.items), said)
+        name = store.name(str(echo["id"]), is_stored=body.is_stored)
+        return _beginning(body, echo, tools, to_messages(standing.items), said, name=name)
     return await _going_on(store, body, echo, tools, standing, said)
 
 
@@ -74,7 +76,8 @@ async def _going_on(
     if before is None or session is None or not (extra or said):
         raise InvalidRequest("input", [], "at least one item behind a previous response")
     parts = _parts(body, [p for p in before.kept.system if p.role != "instructions"])
-    system, name = join_system(parts), session_of(str(echo["id"]))
+    system = join_system(parts)
+    name = store.name(str(echo["id"]), is_stored=body.is_stored)
     if system == before.node.system and list(tools) == list(before.node.tools):
         kept = Kept(echo, parts, num_history=len(extra))
         return Plan(name, session, system, tools, [*extra, *said], kept, body.is_stored)
@@ -89,6 +92,8 @@ def _beginning(
     tools: Sequence[Mapping[str, Any]],
     history: Sequence[Message],
     said: Sequence[Message],
+    *,
+    name: str,
 ) -> Plan:
     """System messages at the start belong to the system prompt.
 
@@ -106,7 +111,9 @@ def _beginning(
         num_history=max(0, len(history) - len(leading)),
         num_system=max(0, len(leading) - len(history)),
     )
-    name, rest = session_of(str(echo["id"])), whole[len(leading) :]
+    rest = whole[len(leading) :]
+    if not rest and (whole or body.conversation is not None):
+        raise InvalidRequest("input", "no message", "a message behind those of the system")
     return Plan(name, None, join_system(parts), tools, rest, kept, body.is_stored)
 
 

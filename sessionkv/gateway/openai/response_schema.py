@@ -19,6 +19,7 @@ MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 Item = dict[str, Any]
 MAX_ITEMS = 4096
+MAX_COUNT = 2**31 - 1
 HALF_HOUR_S = 1800.0
 MAX_FORMAT_BYTES = 48 * 1024
 """Of a format that is kept with the response, beside everything else that is."""
@@ -97,8 +98,8 @@ class ResponseRequest(Sampling):
     )
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = Field(
         None, description="Bounds calls of built-in tools, of which there are none."
     )
     text: TextConfig | None = None

@@ -9,23 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from sessionkv.client import AsyncClient, StreamEvent, TurnResult
-from sessionkv.client.async_client import AsyncSession
-from sessionkv.client.async_stream import AsyncStream
-from sessionkv.client.options import GenerateOptions, TurnOptions
+from sessionkv.client import AsyncClient, StreamEvent
+from sessionkv.client.options import TurnOptions
 from sessionkv.client.results import NodeInfo
-from sessionkv.errors import SessionKVError, SessionNotFound, TurnFailed
+from sessionkv.errors import SessionKVError, SessionNotFound
 from sessionkv.gateway.openai.response_body import Kept, body_of, status_of, usage_of
-from sessionkv.gateway.openai.response_errors import ResponseNotFound
+from sessionkv.gateway.openai.response_errors import PreviousResponseNotFound, ResponseNotFound
 from sessionkv.gateway.openai.response_events import output_of
-from sessionkv.gateway.openai.response_ids import call_ids, is_response_id, item_ids, session_of
+from sessionkv.gateway.openai.response_ids import (
+    PASSING,
+    call_ids,
+    is_response_id,
+    item_ids,
+    passing_session_of,
+    session_of,
+)
 from sessionkv.gateway.openai.response_items import from_messages, to_messages
+from sessionkv.gateway.openai.response_turn import Plan, events_of, generation_of, turn_of
 from sessionkv.gateway.replies import ReplyEvent, ReplyParser, ReplyStyle
 from sessionkv.types import FinishReason
+
+_log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 
@@ -61,29 +71,6 @@ class Standing:
     items: Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A turn that is to become a response.
-
-    Attributes:
-        name: The session that is to hold it; it is made for it.
-        base: The session whose last turn it follows; None where it begins anew.
-        system: System prompt of a beginning.
-        tools: Tools of the whole conversation.
-        messages: What the turn adds; of a beginning all messages.
-        kept: What is kept with it.
-        is_stored: Whether it is there afterwards.
-    """
-
-    name: str
-    base: str | None
-    system: str | None
-    tools: Sequence[Mapping[str, Any]]
-    messages: Sequence[Message]
-    kept: Kept
-    is_stored: bool
-
-
 class ResponseStore:
     """Responses of one caller. One event loop.
 
@@ -92,18 +79,25 @@ class ResponseStore:
     """
 
     def __init__(
-        self, client: AsyncClient, style: ReplyStyle, tasks: set[asyncio.Task[None]]
+        self,
+        client: AsyncClient,
+        style: ReplyStyle,
+        later: Callable[[Coroutine[Any, Any, None]], None],
+        *,
+        run: str,
     ) -> None:
         """Over a caller's connection.
 
         Args:
             client: The connection.
             style: How the model writes replies.
-            tasks: Where work is kept that nobody waits for.
+            later: Has something done that nobody waits for.
+            run: Names this run of the gateway.
         """
         self._client = client
         self.style = style
-        self._tasks = tasks
+        self._later = later
+        self._run = run
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -145,20 +139,14 @@ class ResponseStore:
         own = node.messages[kept.num_history :]
         return from_messages([*system, *own], item_ids(found.id, "i"))
 
-    async def path(self, session: str) -> list[NodeInfo]:
-        """Turns of a session, the oldest first. One question a turn."""
-        handle = self._client.session(session)
-        node = await handle.node()
-        found = []
-        while node.parent is not None:
-            found.append(node)
-            node = await handle.node(node.parent)
-        return found[::-1]
+    async def nodes(self, session: str) -> list[NodeInfo]:
+        """Turns of a session, the oldest first. One question."""
+        return (await self._client.session(session).nodes())[1:]
 
     async def history(self, session: str) -> list[Message]:
-        """A session's conversation as messages, for a template to write anew."""
+        """A session's conversation as messages, for a template to write anew. One question."""
         messages: list[Message] = []
-        for node in await self.path(session):
+        for node in await self.nodes(session):
             kept = Kept.of(node)
             owner = node.node if kept is None else str(kept.echo["id"])
             messages += node.messages
@@ -191,116 +179,90 @@ class ResponseStore:
 
     # Writing ---------------------------------------------------------------------------------
 
+    def name(self, response_id: str, *, is_stored: bool) -> str:
+        """The session in which a response is to be made."""
+        return session_of(response_id) if is_stored else passing_session_of(response_id, self._run)
+
     async def run(
-        self, plan: Plan, options: TurnOptions, *, stream: bool, is_over: Callable[[], bool]
+        self, plan: Plan, options: TurnOptions, is_over: Callable[[], bool]
     ) -> AsyncGenerator[StreamEvent, None]:
-        """Run a planned turn; the last event has the result, and then the response is there.
+        """Run a planned turn; by its last event the response is there, or nothing of it is.
 
         Args:
             plan: What is to be run.
             options: Sampling and priority.
-            stream: Say what was generated as it is; otherwise there is one event.
-            is_over: Asked after each event of a stream; where it is, the turn ends there.
+            is_over: Asked after each event; where it is, the turn ends there.
+
+        Raises:
+            PreviousResponseNotFound: What it goes on from was deleted meanwhile.
+            SessionKVError: The turn failed, or could not be forgotten.
         """
         if plan.base is None and not plan.is_stored:
-            generation = _generation(self._client, plan, options, stream=stream)
-            async for event in _events(generation, is_over):
-                yield event
+            events = events_of(generation_of(self._client, plan, options), is_over)
+            async with aclosing(events):
+                async for event in events:
+                    yield event
             return
         making = asyncio.ensure_future(self._make(plan))
         # The request for the session goes out now, the turn's right behind it: the engine takes
         # them in order, so nothing is waited for in between.
         await asyncio.sleep(0)
-        session = self._client.session(plan.name)
-        is_there = False
-        events = _events(_turn(session, plan, options, stream=stream), is_over)
+        session, is_settled = self._client.session(plan.name), False
+        events = events_of(turn_of(session, plan, options), is_over)
         try:
             async for event in events:
                 if event.result is not None:
                     await making
-                    is_there = plan.is_stored
+                    if not plan.is_stored:
+                        await self._client.delete(plan.name)
+                    is_settled = True
                 yield event
         except SessionKVError:
             await making  # where that failed, the turn failed for it
             raise
         finally:
             await events.aclose()
-            if not is_there:
-                self._later(self._drop(plan.name, making))
+            if not is_settled:
+                self._later(_told(self._drop(plan.name, making)))
 
-    async def delete(self, found: Found) -> None:
+    async def delete(self, response_id: str) -> None:
         """Forget a response; those that went on from it stay as they are."""
-        await self._client.delete(session_of(found.id))
+        await self._client.delete(session_of(response_id))
 
     def pin(self, response_id: str, tier: str, ttl_s: float) -> None:
         """Let a response's KV leave a tier last for a time, where there is room to promise it."""
         session = self._client.session(session_of(response_id))
-        self._later(session.pin(tier=tier, ttl_s=ttl_s))
+        self._later(_told(session.pin(tier=tier, ttl_s=ttl_s)))
+
+    def sweep(self) -> None:
+        """Have deleted what an earlier run of the gateway left of responses that are not stored."""
+        self._later(_told(self._sweep()))
+
+    async def _sweep(self) -> None:
+        for info in await self._client.sessions(PASSING):
+            if not info.name.startswith(f"{PASSING}{self._run}:"):
+                with contextlib.suppress(SessionNotFound):
+                    await self._client.delete(info.name)
 
     async def _make(self, plan: Plan) -> None:
         if plan.base is None:
             await self._client.open(plan.name, system=plan.system, tools=plan.tools or None)
-        else:
+            return
+        try:
             await self._client.session(plan.base).fork(plan.name)
+        except SessionNotFound:
+            raise PreviousResponseNotFound.of(plan.base.rpartition(":")[2]) from None
 
     async def _drop(self, name: str, making: asyncio.Future[None]) -> None:
         with contextlib.suppress(SessionKVError):
             await making
-        await self._client.delete(name)
-
-    def _later(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.ensure_future(_quietly(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(SessionNotFound):
+            await self._client.delete(name)
 
 
-def _turn(
-    session: AsyncSession, plan: Plan, options: TurnOptions, *, stream: bool
-) -> AsyncStream | Awaitable[TurnResult]:
-    options = {**options, "metadata": plan.kept.to_metadata()}
-    if stream:
-        return session.stream(messages=plan.messages, **options)
-    return session.turn(messages=plan.messages, **options)
-
-
-def _generation(
-    client: AsyncClient, plan: Plan, options: TurnOptions, *, stream: bool
-) -> AsyncStream | Awaitable[TurnResult]:
-    """A plan that leaves nothing and follows nothing: no session is made for it."""
-    system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
-    messages = [*system, *plan.messages]
-    common: GenerateOptions = {
-        "tools": plan.tools or None,
-        "sampling": options.get("sampling"),
-        "priority": options.get("priority", 0),
-        "progress": options.get("progress", False),
-    }
-    if stream:
-        return client.stream_generate(messages=messages, **common)
-    return client.generate(messages=messages, **common)
-
-
-async def _events(
-    running: AsyncStream | Awaitable[TurnResult], is_over: Callable[[], bool]
-) -> AsyncGenerator[StreamEvent, None]:
-    if not isinstance(running, AsyncStream):
-        result = await running
-        yield StreamEvent(text=result.text, tokens=result.tokens, result=result)
-        return
+async def _told(work: Coroutine[Any, Any, object]) -> None:
+    """Nobody waits for it: where it fails the log says so, and what it leaves runs out."""
     try:
-        async for event in running:
-            yield event
-            if event.result is None and is_over():
-                kept = await running.cancel(keep=True)
-                if kept is None:
-                    raise TurnFailed("the turn could not be ended with its first call")
-                yield StreamEvent(result=kept)
-                return
-    finally:
-        await running.aclose()
-
-
-async def _quietly(work: Coroutine[Any, Any, object]) -> None:
-    """Nobody hears of what nobody waits for; what it leaves runs out by itself."""
-    with contextlib.suppress(SessionKVError):
         await work
+    except SessionKVError as error:
+        _log.warning("what a response left could not be settled: %s", error.message)

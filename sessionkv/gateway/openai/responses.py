@@ -13,8 +13,8 @@ from sessionkv.gateway.errors import refused
 from sessionkv.gateway.helpers import says_helper
 from sessionkv.gateway.openai import conversations
 from sessionkv.gateway.openai.pages import page_of
-from sessionkv.gateway.openai.response_answer import Answer
 from sessionkv.gateway.openai.response_events import Event
+from sessionkv.gateway.openai.response_run import ResponseRun
 from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.stores import Stores
 from sessionkv.gateway.services import Services
@@ -35,17 +35,17 @@ def router(services: Services) -> APIRouter:
         if says_helper(request.headers, body.metadata):
             body = body.model_copy(update={"store": False})
         body.check()
-        answer = Answer(
+        run = ResponseRun(
             body,
             await stores.responses(request),
             await stores.conversations(request),
             model=served.id,
         )
         if body.stream:
-            events = _framed(answer.events(stream=True))
+            events = _framed(run.events())
             ping_s = services.settings.ping_s
-            return EventStream(events, ping_s=ping_s, error=answer.failed)
-        return JSONResponse(await unless_gone(request, _last(answer.events(stream=False))))
+            return EventStream(events, ping_s=ping_s, error=run.failed)
+        return JSONResponse(await unless_gone(request, _last(run.events())))
 
     @routes.get("/v1/responses/{response_id}", response_model=None)
     async def retrieve(
@@ -74,7 +74,8 @@ def router(services: Services) -> APIRouter:
     async def delete(response_id: str, request: Request) -> dict[str, Any]:
         """Forget a response; those that went on from it stay."""
         store = await stores.responses(request)
-        await store.delete(await store.find(response_id))
+        await store.find(response_id)
+        await store.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @routes.post("/v1/responses/{response_id}/cancel", response_model=None)

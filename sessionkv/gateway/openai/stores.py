@@ -1,12 +1,13 @@
-"""What Responses and Conversations share between requests: work under way, and locks."""
+"""What Responses and Conversations share between requests."""
 
 from __future__ import annotations
 
-import asyncio
-from weakref import WeakValueDictionary
+import secrets
+from weakref import WeakSet
 
 from starlette.requests import Request
 
+from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.openai.conversation_store import ConversationStore
 from sessionkv.gateway.openai.response_store import ResponseStore
 from sessionkv.gateway.services import Services
@@ -20,10 +21,11 @@ class Stores:
     """
 
     def __init__(self, services: Services) -> None:
-        """Nothing is under way."""
+        """Name this run; nothing is under way."""
         self.services = services
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._run = secrets.token_hex(4)
+        self._swept: WeakSet[Caller] = WeakSet()
+        self._answering: set[str] = set()
 
     async def responses(self, request: Request) -> ResponseStore:
         """Responses of whoever sends a request.
@@ -32,7 +34,13 @@ class Stores:
             ConnectionLost: No engine is there.
         """
         served = await self.services.model()
-        return ResponseStore(await self.services.client(request), served.reply_style, self._tasks)
+        caller = await self.services.caller(request)
+        later = caller.conversations.later
+        store = ResponseStore(caller.client, served.reply_style, later, run=self._run)
+        if caller not in self._swept:
+            self._swept.add(caller)
+            store.sweep()
+        return store
 
     async def conversations(self, request: Request) -> ConversationStore:
         """Conversations of whoever sends a request.
@@ -41,4 +49,4 @@ class Stores:
             ConnectionLost: No engine is there.
         """
         responses = await self.responses(request)
-        return ConversationStore(await self.services.client(request), responses, self._locks)
+        return ConversationStore(await self.services.client(request), responses, self._answering)

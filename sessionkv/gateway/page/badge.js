@@ -28,8 +28,8 @@ export class Badge {
     this.text.textContent = parts.join(" · ");
   }
 
-  /** The engine's report; `completion` is how many tokens the reply has, where known. */
-  finish(cache, completion = null) {
+  /** The engine's report; `completion` is how many tokens the reply has, `reason` why it ended. */
+  finish(cache, completion = null, reason = null) {
     this.node.classList.add("final");
     this.bar.replaceChildren(
       ...SOURCES.filter((source) => tokensFrom(cache, source)).map((source) => {
@@ -38,7 +38,7 @@ export class Badge {
         return part;
       }),
     );
-    this.text.textContent = cacheInWords(cache, completion);
+    this.text.textContent = cacheInWords(cache, completion, reason);
   }
 
   /** It ended without a report. */
@@ -50,7 +50,9 @@ export class Badge {
 
 const tokensFrom = (cache, source) => cache[`${source}_tokens`];
 
-export function cacheInWords(cache, completion = null) {
+const ENDS = { length: "cut off at its limit", cancelled: "stopped" };
+
+function cacheInWords(cache, completion, reason) {
   const parts = [
     `prompt ${count(cache.prompt_tokens)}: ` +
       SOURCES.map((source) => `${count(tokensFrom(cache, source))} ${source}`).join(" + "),
@@ -59,6 +61,7 @@ export function cacheInWords(cache, completion = null) {
   if (cache.decode_tokens_per_s) parts.push(rate(cache.decode_tokens_per_s));
   if (completion !== null) parts.push(`${count(completion)} generated`);
   if (cache.recomputed_tokens) parts.push(`${count(cache.recomputed_tokens)} computed again`);
+  if (reason in ENDS) parts.push(ENDS[reason]);
   parts.push(missInShort(cache.miss));
   return parts.join(" · ");
 }

@@ -81,7 +81,7 @@ export class Chat {
       const report = this.reports.get(message.node);
       if (report) {
         const badge = new Badge();
-        badge.finish(report.cache, report.completion);
+        badge.finish(report.cache, report.completion, report.reason);
         item.append(badge.node);
       }
       item.append(this.turnActions(message.node, next === null));
@@ -140,8 +140,9 @@ export class Chat {
       } else if (name === "done") {
         over = true;
         words.textContent = value.text;
-        this.remember(value.node, value.cache, value.completion_tokens);
-        badge.finish(value.cache, value.completion_tokens);
+        const { node, cache, completion_tokens: completion, finish_reason: reason } = value;
+        this.remember(node, cache, { completion, reason });
+        badge.finish(cache, completion, reason);
         if (isShown()) this.spoken.end(badge.text.textContent);
       }
       if (isShown()) this.toEnd();
@@ -169,10 +170,11 @@ export class Chat {
     if (!found) running.controller.abort();
   }
 
-  remember(node, cache, completion = null) {
-    const known = this.reports.get(node);
+  /** Keep a turn's report; what only its own end told stays known. */
+  remember(node, cache, end = {}) {
+    const known = this.reports.get(node) ?? { completion: null, reason: null };
     this.reports.delete(node);
-    this.reports.set(node, { cache, completion: completion ?? known?.completion ?? null });
+    this.reports.set(node, { ...known, ...end, cache });
     if (this.reports.size > REMEMBERED) this.reports.delete(this.reports.keys().next().value);
   }
 

@@ -1,6 +1,6 @@
 // Puts the parts together: what is chosen, what is done, and what the engine tells.
 
-import { ask, onKeyNeeded, tell } from "./api.js";
+import { ApiError, ask, onKeyNeeded, tell } from "./api.js";
 import { Charts } from "./charts.js";
 import { Chat, openSession, showFacts } from "./chat.js";
 import { alertOf, clearAlert, openDialog, prepareDialogs } from "./dialogs.js";
@@ -32,7 +32,7 @@ class Page {
     this.chat = new Chat({
       forkAt: (node) => this.act(() => this.fork(this.selected, node)),
       rewindTo: (node) => this.act(() => this.rewindTo(node)),
-      changed: () => this.act(() => this.list()),
+      changed: () => this.refresh(),
     });
     this.watch = new Watch({
       stats: (stats) => this.onStats(stats),
@@ -51,6 +51,15 @@ class Page {
       clearAlert();
     } catch (error) {
       alertOf(error);
+    }
+  }
+
+  /** Ask for the list in the background: nobody waits, and what is told of stays told. */
+  async refresh() {
+    try {
+      await this.list();
+    } catch (error) {
+      if (error instanceof ApiError) alertOf(error); // else there is no connection, which is shown
     }
   }
 
@@ -123,7 +132,7 @@ class Page {
   }
 
   listSoon() {
-    this.listTimer ??= setTimeout(() => this.act(() => this.list()), 1000);
+    this.listTimer ??= setTimeout(() => this.refresh(), 1000);
   }
 
   pageAfter(after) {
@@ -267,7 +276,7 @@ class Page {
       button.addEventListener("click", () => showView(button.dataset.view));
     }
     this.watch.follow(null);
-    this.act(() => this.list());
+    this.refresh();
   }
 }
 

@@ -81,6 +81,7 @@ class CallFinder:
         "_in_list",
         "_name",
         "_new_id",
+        "_only_one",
         "_reader",
         "_space",
         "begun",
@@ -88,10 +89,19 @@ class CallFinder:
         "is_beside",
     )
 
-    def __init__(self, style: str | None, new_id: Callable[[], str]) -> None:
-        """Start before the text; ``style`` is of :data:`FORMS`, None where all is text."""
+    def __init__(
+        self, style: str | None, new_id: Callable[[], str], *, only_one: bool = False
+    ) -> None:
+        """Start before the text.
+
+        Args:
+            style: Of :data:`FORMS`; None where all is text.
+            new_id: Makes an id for each call.
+            only_one: What follows the first call is text whatever it looks like.
+        """
         self._form = CallForm("") if style is None else FORMS[style]
         self._new_id = new_id
+        self._only_one = only_one
         self._at = _At.START if self._form.has_bare else _At.TEXT
         self._held = ""  # raw text of which is not known yet whether it is a call
         self._space = ""  # space of which is not known yet whether it is beside a call
@@ -128,6 +138,8 @@ class CallFinder:
     def _scan(self, text: str, events: list[ReplyEvent]) -> int:
         """Look for a mark; returns how much of ``text`` was taken."""
         mark, held = self._form.mark, len(self._held)
+        if self._only_one and self.complete:
+            mark = ""
         data, self._held = self._held + text, ""
         found = data.find(mark) if mark else -1
         if found < 0:
@@ -185,10 +197,12 @@ class CallFinder:
             if char == "]" and not held:
                 self._at, self._held = _At.TEXT, ""
                 return True
+            if self._only_one:
+                return False
             if char == "{" and held == ",":
                 return self._begin(CallReader())
             return char == "," and not held
-        if form.separator:
+        if form.separator and not self._only_one:
             if char == "{":
                 return self._begin(CallReader(only=CALL_KEYS))
             return char == form.separator and not held

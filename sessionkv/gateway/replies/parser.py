@@ -36,7 +36,7 @@ class ReplyParser:
                 request without tools.
             new_id: Makes an id for each call.
         """
-        self._calls = CallFinder(style.tool_calls, new_id)
+        self._calls = CallFinder(style.tool_calls, new_id, only_one=style.single_call)
         self._thoughts: Thoughts | None = None
         self._has_rest = False
         if style.reasoning is not None:

@@ -1,5 +1,8 @@
 """Quotas of tenants: what was used last is within, the rest ranks as if nobody wanted it."""
 
+import random
+from collections import Counter
+
 import pytest
 
 from sessionkv.cache.retention import Retention
@@ -126,3 +129,52 @@ def test_other_quotas_while_it_runs() -> None:
     held.set_limits({}, has_tenants=True)
     assert ranks(held, Tier.DEVICE, "a", "b", "c") == [1, 1, 1]
     assert held.quotas.past == {tier: set() for tier in Tier}
+
+
+class Model:
+    """The same by brute force: per tier the last used keys are within, pinned ones always."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.owners: Counter[BlockHash] = Counter()
+        self.order: list[BlockHash] = []  # of use, the last at the end
+
+    def use(self, names: list[BlockHash]) -> None:
+        for key in names:
+            if key in self.order:
+                self.order.remove(key)
+            self.order.append(key)
+
+    @property
+    def within(self) -> set[BlockHash]:
+        return set(self.order[-self.limit :]) if self.limit else set()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_against_a_model(seed: int) -> None:
+    chance = random.Random(seed)
+    limit = chance.randrange(5)
+    held, model = retention(device=limit), Model(limit)
+    for _ in range(200):
+        names = keys(*chance.sample("abcdefghij", chance.randrange(1, 4)))
+        what = chance.choice(("own", "own", "disown", "used"))
+        if what == "own":
+            held.own(names, tenant="t")
+            model.owners.update(names)
+            model.use(names)
+        elif what == "disown":
+            names = [key for key in names if model.owners[key]]
+            held.disown(names, tenant="t")
+            model.owners.subtract(names)
+            model.order = [key for key in model.order if model.owners[key]]
+        else:
+            held.used(names, tenant="t")
+            model.use([key for key in reversed(names) if model.owners[key]])
+        kept = {key for key in model.owners if model.owners[key] and held.rank(key, Tier.DEVICE)}
+        # What made room once stays past the quota until it is used again, also when there is room.
+        assert kept <= model.within
+        assert len(kept) == held.quotas.figures("t")["device"]["retained_bytes"] // 10 <= limit
+        past = {key for key in model.owners if model.owners[key]} - kept
+        assert held.quotas.past[Tier.DEVICE] == past
+        if what == "own" and limit:
+            assert names[-1] in kept

@@ -261,3 +261,17 @@ def test_lengths_outside_the_range_count_at_its_ends():
     assert histogram.quantile_s(0.5) < 2e-6
     assert histogram.quantile_s(1.0) > 1e5
     assert Histogram().quantile_s(0.5) == 0.0
+
+
+def test_fixed_buckets_hold_all_that_was_no_longer() -> None:
+    histogram = Histogram()
+    for seconds in (0.00001, 0.003, 0.003, 0.9, 1.5, 5000.0):
+        histogram.observe(seconds)
+    buckets = dict(map(tuple, histogram.buckets()))
+    assert min(buckets) == 2.0**-13
+    assert max(buckets) == 2048.0
+    assert buckets[2.0**-13] == 1  # 0.12 ms
+    assert (buckets[2.0**-9], buckets[2.0**-8]) == (1, 3)  # 2.0 and 3.9 ms
+    assert (buckets[0.5], buckets[1.0], buckets[2.0]) == (3, 4, 5)
+    assert buckets[2048.0] == 5
+    assert histogram.to_map()["sum_s"] == pytest.approx(5002.40601)

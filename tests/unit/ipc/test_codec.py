@@ -44,7 +44,7 @@ REQUESTS = [
     m.Unpin(12, session="a"),
     m.Info(13, session="a", history=True),
     m.Places(21, session="a"),
-    m.Node(20, session="a", node="n-3"),
+    m.Node(20, session="a", node="n-3", path=True),
     m.Close(14, session="a", keep=False),
     m.List(15, prefix="a", after="ab", limit=5),
     m.Flush(16),

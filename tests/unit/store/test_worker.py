@@ -8,6 +8,7 @@ import pytest
 
 from sessionkv.errors import StoreError, StoreUnavailable
 from sessionkv.store.block_store import BlockStore
+from sessionkv.store.block_thread import MAX_SEARCHES
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.journal import Journal
 from sessionkv.store.worker import (
@@ -85,6 +86,17 @@ def test_a_search_says_which_blocks_are_on_disk(directory: StoreDirectory) -> No
     assert bench.outcomes() == (1, (OK,))
     bench.worker.search(2, [second.key, first.key])
     assert bench.next() == Held(2, frozenset({first.key}))
+    bench.worker.close(5)
+
+
+def test_too_many_searches_are_told_so_at_once(directory: StoreDirectory) -> None:
+    bench = Bench(directory, "before_lookup")
+    bench.worker.lookup(0, query((1, 2, 3, 4)))
+    assert bench.gates.reached["before_lookup"].wait(30)
+    for ticket in range(1, MAX_SEARCHES + 2):
+        bench.worker.search(ticket, [])
+    assert bench.next() == Held(MAX_SEARCHES + 1, None)
+    bench.gates.open("before_lookup")
     bench.worker.close(5)
 
 

@@ -22,6 +22,11 @@ OBJECT = (
 HERMES = OBJECT % ("<tool_call>\n{", "arguments", "\n</tool_call>")
 LLAMA3 = OBJECT % ('<|python_tag|>{"type": "function", ', "parameters", "")
 MISTRAL = OBJECT % ("[TOOL_CALLS] [{", "arguments", "]")
+LAST = (
+    "{{ '<tool_call>\n{ \"arguments\": ' }}{{ c.function.arguments | tojson }}"
+    """{{ ', "name": "' + c.function.name + '"}\n</tool_call>' }}"""
+)
+LISTED = OBJECT % ("<|tool_call|>[{", "arguments", "]")
 NAMED = "{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' }}{{ c.function.arguments | tojson }}"
 OTHER = "{{ '<tool_call>\n<function=' + c.function.name + '>' }}"
 
@@ -38,6 +43,8 @@ def style(calls: str, opening: str = "", reasoning: str = "") -> ReplyStyle:
         (LLAMA3, "llama3"),
         (MISTRAL, "mistral"),
         (NAMED, "mistral"),
+        (LAST, "hermes"),
+        (LISTED, None),
         (OTHER, None),
         ("", None),
     ],
@@ -46,10 +53,17 @@ def test_calls(calls: str, expected: str | None) -> None:
     assert style(calls) == ReplyStyle(expected)
 
 
+def test_a_template_that_takes_one_call_only() -> None:
+    strict = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}" + LLAMA3
+    assert style(strict) == ReplyStyle("llama3", single_call=True)
+
+
 def test_reasoning() -> None:
     think = ("<think>", "</think>")
     assert style("", reasoning="{# </think> #}") == ReplyStyle(None, think)
     assert style("", "<think>\n", "{# </think> #}") == ReplyStyle(None, think, True)
+    opened = style(HERMES, "<think>\n", "{# </think> #}")  # calls are shown without it
+    assert opened == ReplyStyle("hermes", think, True)
     assert style(HERMES, reasoning="{# [/THINK] #}").reasoning == ("[THINK]", "[/THINK]")
 
 
@@ -72,7 +86,7 @@ def test_marks_are_shown_though_they_are_control_tokens() -> None:
 
 
 def test_over_the_wire_and_back() -> None:
-    for found in (ReplyStyle(), ReplyStyle("hermes", ("<think>", "</think>"), True)):
+    for found in (ReplyStyle(), ReplyStyle("hermes", ("<think>", "</think>"), True, True)):
         assert ReplyStyle.from_map(found.to_map()) == found
     assert ReplyStyle.from_map({}) == ReplyStyle()
     assert ReplyStyle.from_map({"tool_calls": "new", "starts_in_reasoning": True}) == ReplyStyle()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 from sessionkv.client import TurnResult
 from sessionkv.client.options import TurnOptions
+from sessionkv.errors import SessionKVError
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.openai.cache_diagnostics import compared_to, diagnosis
 from sessionkv.gateway.openai.conversation_store import ConversationStore
@@ -16,14 +17,15 @@ from sessionkv.gateway.openai.response_events import Event, ResponseWriter
 from sessionkv.gateway.openai.response_ids import new_response_id
 from sessionkv.gateway.openai.response_plan import plan_of
 from sessionkv.gateway.openai.response_schema import ResponseRequest
-from sessionkv.gateway.openai.response_store import Found, Plan, ResponseStore, Standing
+from sessionkv.gateway.openai.response_store import Found, ResponseStore, Standing
+from sessionkv.gateway.openai.response_turn import Plan
 from sessionkv.gateway.openai.sampling import priority_of, sampling_of, tier_of
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.sse import named
 from sessionkv.types import FinishReason, SamplingParams
 
 
-class Answer:
+class ResponseRun:
     """Makes one response. One event loop; :meth:`events` is iterated once."""
 
     def __init__(
@@ -54,53 +56,47 @@ class Answer:
         )
         self._plan: Plan | None = None
 
-    async def events(self, *, stream: bool) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """All events; the last one has the whole response, which is there by then.
 
         What is wrong with the request, or keeps its turn from being taken, is raised before the
         first event.
-
-        Args:
-            stream: Say what is generated as it is.
         """
-        async with AsyncExitStack() as held:
+        with ExitStack() as held:
             standing = None
             if self._body.conversation_id is not None:
-                await held.enter_async_context(self._conversations.lock(self._body.conversation_id))
-                standing = await self._conversations.standing(self._body.conversation_id)
-            events = await held.enter_async_context(aclosing(self._all(standing, stream=stream)))
-            async for event in events:
-                yield event
+                conversation_id = self._body.conversation_id
+                await self._conversations.require(conversation_id)
+                held.enter_context(self._conversations.answering(conversation_id))
+                standing = await self._conversations.standing(conversation_id)
+            async with aclosing(self._all(standing)) as events:
+                async for event in events:
+                    yield event
 
-    async def _all(self, standing: Standing | None, *, stream: bool) -> AsyncGenerator[Event, None]:
+    async def _all(self, standing: Standing | None) -> AsyncGenerator[Event, None]:
         plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
         if plan.messages:
-            async with aclosing(self._run(plan, stream=stream)) as events:
+            async with aclosing(self._run(plan)) as events:
                 async for event in events:
                     yield event
             return
-        # As clients send it to see who is there.
+        # A request that says nothing, as clients send it to see who is there.
+        self._echo["store"] = False
         for first in self._writer.begin(self._object("in_progress")):
             yield first
         yield self._writer.finish(self._object("completed", usage=usage_of({}, ())))
 
-    async def _run(self, plan: Plan, *, stream: bool) -> AsyncGenerator[Event, None]:
+    async def _run(self, plan: Plan) -> AsyncGenerator[Event, None]:
         calls = bool(plan.tools) and plan.kept.calls_tools
         parser, writer = self._store.parser(self._id, calls=calls), self._writer
         other = await self._compare()
-        running = self._store.run(
-            plan,
-            TurnOptions(
-                sampling=self._sampling(plan),
-                priority=priority_of(self._body),
-                progress=stream,  # so that the first event comes when the turn is taken
-            ),
-            # Where the reply ends with its first call somebody has to see it come.
-            stream=stream or (calls and plan.kept.calls_once),
-            is_over=lambda: writer.is_over,
+        options = TurnOptions(
+            sampling=self._sampling(plan),
+            priority=priority_of(self._body),
+            progress=True,  # so that the first event comes when the turn is taken
         )
         has_begun = False
-        try:
+        async with aclosing(self._store.run(plan, options, lambda: writer.is_over)) as running:
             async for event in running:
                 if not has_begun:
                     has_begun = True
@@ -115,8 +111,6 @@ class Answer:
                         yield said
                     await self._keep()
                     yield writer.finish(self._whole(plan, event.result, other))
-        finally:
-            await running.aclose()
 
     def _sampling(self, plan: Plan) -> SamplingParams:
         """Raises InvalidRequest where a parameter is not allowed."""
@@ -130,7 +124,11 @@ class Answer:
     async def _keep(self) -> None:
         body = self._body
         if body.conversation_id is not None:
-            await self._conversations.add_response(body.conversation_id, self._id)
+            try:
+                await self._conversations.add_response(body.conversation_id, self._id)
+            except SessionKVError:
+                await self._store.delete(self._id)  # it is in its conversation, or not at all
+                raise
         if body.is_stored and body.pin is not None:
             self._store.pin(self._id, *body.pin)
 
@@ -160,8 +158,9 @@ class Answer:
     def failed(self, problem: Problem) -> bytes:
         """The last event of a stream that failed after its first, framed."""
         own = problem.openai()["error"]
-        code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
-        failure = {**own, "code": code}
+        codes = {429: "rate_limit_exceeded"} if problem.status < 500 else {}
+        fallback = own["code"] if problem.status < 500 else "server_error"
+        failure = {**own, "code": codes.get(problem.status, fallback)}
         event = self._writer.finish(
             self._object("failed", output=self._writer.output, error=failure)
         )

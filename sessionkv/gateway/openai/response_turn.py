@@ -1,0 +1,80 @@
+"""A turn that becomes a response: what is to be run, and its running on an engine's session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sessionkv.client import AsyncClient, StreamEvent
+from sessionkv.client.async_client import AsyncSession
+from sessionkv.client.async_stream import AsyncStream
+from sessionkv.client.options import GenerateOptions, TurnOptions
+from sessionkv.errors import TurnFailed
+from sessionkv.gateway.openai.response_body import Kept
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A turn that is to become a response.
+
+    Attributes:
+        name: The session that is to hold it; it is made for it.
+        base: The session whose last turn it follows; None where it begins anew.
+        system: System prompt of a beginning.
+        tools: Tools of the whole conversation.
+        messages: What the turn adds; of a beginning all messages.
+        kept: What is kept with it.
+        is_stored: Whether it is there afterwards.
+    """
+
+    name: str
+    base: str | None
+    system: str | None
+    tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
+    kept: Kept
+    is_stored: bool
+
+
+def turn_of(session: AsyncSession, plan: Plan, options: TurnOptions) -> AsyncStream:
+    """A plan's turn on the session that was made for it."""
+    options = {**options, "metadata": plan.kept.to_metadata()}
+    return session.stream(messages=plan.messages, **options)
+
+
+def generation_of(client: AsyncClient, plan: Plan, options: TurnOptions) -> AsyncStream:
+    """A plan that leaves nothing and follows nothing: no session is made for it."""
+    system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
+    common: GenerateOptions = {
+        "tools": plan.tools or None,
+        "sampling": options.get("sampling"),
+        "priority": options.get("priority", 0),
+        "progress": options.get("progress", False),
+    }
+    return client.stream_generate(messages=[*system, *plan.messages], **common)
+
+
+async def events_of(
+    running: AsyncStream, is_over: Callable[[], bool]
+) -> AsyncGenerator[StreamEvent, None]:
+    """What a turn says; the last event has the result.
+
+    Args:
+        running: From :func:`turn_of` or :func:`generation_of`.
+        is_over: Asked after each event; where it is, the turn ends there.
+
+    Raises:
+        SessionKVError: The turn failed.
+    """
+    async with running:
+        async for event in running:
+            yield event
+            if event.result is None and is_over():
+                kept = await running.cancel(keep=True)
+                if kept is None:
+                    raise TurnFailed("the turn could not be ended with its first call")
+                yield StreamEvent(result=kept)
+                return
