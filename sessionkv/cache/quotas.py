@@ -17,7 +17,7 @@ places, nodes or time. O(1) a key and tier.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sessionkv.types import BlockHash, Tier
@@ -28,9 +28,17 @@ _NO_QUOTA = TenantQuota()
 
 @dataclass(slots=True)
 class _Window:
-    """One tenant in one tier; ``within`` in the order of use, the oldest first."""
+    """One tenant in one tier.
+
+    Attributes:
+        limit_blocks: The quota; ``pinned`` and ``within`` together are no more, if that can be.
+        pinned: What the tenant has pinned there; no part of the others.
+        within: The rest in the order of use, the oldest first.
+        past: What has no place.
+    """
 
     limit_blocks: int
+    pinned: set[BlockHash]
     within: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
     past: set[BlockHash] = field(default_factory=set)
 
@@ -44,26 +52,19 @@ class TenantQuotas:
         has_tenants: There may be others than one, who are not to learn of each other.
     """
 
-    def __init__(
-        self,
-        *,
-        block_bytes: int,
-        owned: Container[BlockHash],
-        pinned: Mapping[Tier, Container[BlockHash]],
-    ) -> None:
+    def __init__(self, *, block_bytes: int, owned: Container[BlockHash]) -> None:
         """No tenant has a quota.
 
         Args:
             block_bytes: Bytes of one block's extent.
             owned: Keys that sessions in memory want; looked at, not changed.
-            pinned: Of each tier those that are pinned there: they stay within the quota.
         """
         self.past: dict[Tier, set[BlockHash]] = {tier: set() for tier in Tier}
         self.public: set[BlockHash] = set()
         self.has_tenants = False
         self._block_bytes = block_bytes
         self._owned = owned
-        self._pinned = pinned
+        self._pinned: dict[tuple[str, Tier], set[BlockHash]] = {}
         self._limits: Mapping[str, TenantQuota] = {}
         self._windows: dict[str, dict[Tier, _Window]] = {}
 
@@ -88,7 +89,8 @@ class TenantQuotas:
                     self.past[tier] -= window.past if window else set()
                     continue
                 blocks = size // self._block_bytes
-                windows.setdefault(tier, _Window(blocks)).limit_blocks = blocks
+                pinned = self._pinned_in(tenant, tier)
+                windows.setdefault(tier, _Window(blocks, pinned)).limit_blocks = blocks
                 fallen += self._cut(tier, windows[tier])
         return fallen
 
@@ -109,13 +111,48 @@ class TenantQuotas:
                 window.past -= again
                 self.past[tier] -= again
             within, move = window.within, window.within.move_to_end
-            for key in own:
+            for key in own if not window.pinned else [k for k in own if k not in window.pinned]:
                 if key in within:
                     move(key)
                 else:
                     within[key] = None
             fallen += self._cut(tier, window)
         return fallen
+
+    def pinned_bytes(self, tenant: str, tier: Tier, keys: Iterable[BlockHash] = ()) -> int:
+        """Of all that the tenant would have pinned in a tier together with ``keys``. O(keys)."""
+        pinned = self._pinned_in(tenant, tier)
+        more = {key for key in keys if key not in pinned and key not in self.public}
+        return (len(pinned) + len(more)) * self._block_bytes
+
+    def pin(self, tenant: str, tier: Tier, keys: Iterable[BlockHash]) -> list[BlockHash]:
+        """The tenant has pinned ``keys``: they stay. Returns keys that had to make room."""
+        if not self.has_tenants:
+            return []
+        new = [key for key in keys if key not in self.public]
+        self._pinned_in(tenant, tier).update(new)
+        window = self._windows.get(tenant, {}).get(tier)
+        if window is None:
+            return []
+        for key in new:
+            window.within.pop(key, None)
+            self._not_past(tier, window, key)
+        return self._cut(tier, window)
+
+    def unpin(self, tenant: str, tier: Tier, keys: Collection[BlockHash]) -> list[BlockHash]:
+        """It has them pinned no longer: they count as used longest ago. Returns what has to go."""
+        if not self.has_tenants:
+            return []
+        pinned = self._pinned_in(tenant, tier)
+        window = self._windows.get(tenant, {}).get(tier)
+        freed = [key for key in keys if key in pinned]
+        pinned.difference_update(freed)
+        if window is None:
+            return []
+        for key in freed:
+            window.within[key] = None
+            window.within.move_to_end(key, last=False)
+        return self._cut(tier, window)
 
     def leave(self, tenant: str, keys: Iterable[BlockHash]) -> None:
         """Nobody wants ``keys`` any more."""
@@ -137,22 +174,21 @@ class TenantQuotas:
         return {
             tier.value: {
                 "quota_bytes": window.limit_blocks * self._block_bytes,
-                "retained_bytes": len(window.within) * self._block_bytes,
+                "retained_bytes": (len(window.pinned) + len(window.within)) * self._block_bytes,
                 "past_bytes": len(window.past) * self._block_bytes,
             }
             for tier, window in self._windows.get(tenant, {}).items()
         }
 
+    def _pinned_in(self, tenant: str, tier: Tier) -> set[BlockHash]:
+        return self._pinned.setdefault((tenant, tier), set())
+
     def _cut(self, tier: Tier, window: _Window) -> list[BlockHash]:
-        """Let those used longest ago go until the rest fits; pinned ones are passed over."""
-        pinned, within, fallen = self._pinned[tier], window.within, []
-        for _ in range(len(within)):
-            if len(within) <= window.limit_blocks:
-                break
-            key, _none = within.popitem(last=False)
-            if key in pinned:
-                within[key] = None
-                continue
+        """Let those used longest ago go until the rest fits beside what is pinned."""
+        within, fallen = window.within, []
+        room = max(window.limit_blocks - len(window.pinned), 0)
+        while len(within) > room:
+            key, _ = within.popitem(last=False)
             fallen.append(key)
             if key in self._owned:
                 window.past.add(key)

@@ -52,7 +52,7 @@ class Retention:
         self._pins: dict[Tier, dict[BlockHash, _Priorities]] = {tier: {} for tier in Tier}
         self._on_device, self._on_host, self._on_disk = (self._pins[tier] for tier in Tier)
         self._expected: dict[BlockHash, int] = {}
-        self.quotas = TenantQuotas(block_bytes=block_bytes, owned=self._owners, pinned=self._pins)
+        self.quotas = TenantQuotas(block_bytes=block_bytes, owned=self._owners)
         self._past_device, self._past_host, self._past_disk = (
             self.quotas.past[tier] for tier in Tier
         )
@@ -138,15 +138,17 @@ class Retention:
             allowed_bytes=allowed,
         )
 
-    def check_quota(self, tenant: str, tier: Tier, keys: Collection[BlockHash]) -> None:
-        """See whether the tenant's quota has room for all it would have pinned in ``tier``.
+    def check_quota(self, tenant: str, tier: Tier, keys: Iterable[BlockHash]) -> None:
+        """See whether the tenant's quota has room for ``keys`` and its other pins there. O(keys).
 
         Raises:
             PinRefused: With the bytes needed and allowed.
         """
         allowed = self.quotas.limits(tenant).bytes_in(tier)
-        needed = len(keys) * self.block_bytes
-        if allowed is not None and needed > allowed:
+        if allowed is None:
+            return
+        needed = self.quotas.pinned_bytes(tenant, tier, keys)
+        if needed > allowed:
             raise PinRefused(
                 f"all your pins in the {tier.value} tier would need {needed} bytes; your quota is "
                 f"{allowed}",
@@ -161,7 +163,7 @@ class Retention:
         """A node of the tenant takes ``keys``; ``pins`` are those that reach the node."""
         _count_up(self._owners, keys)
         for pin in pins:
-            self.pin(pin, keys)
+            self.pin(pin, keys, tenant=tenant)
         self._fallen.update(dict.fromkeys(self.quotas.use(tenant, keys)))
 
     def disown(
@@ -169,7 +171,7 @@ class Retention:
     ) -> list[BlockHash]:
         """A node of the tenant lets go of ``keys``; returns those that nobody owns now."""
         for pin in pins:
-            self.unpin(pin, keys)
+            self.unpin(pin, keys, tenant=tenant)
         gone = _count_down(self._owners, keys)
         self._fallen.update(dict.fromkeys(gone))
         self.quotas.leave(tenant, gone)
@@ -193,20 +195,25 @@ class Retention:
         self.quotas.has_tenants = has_tenants
         self._fallen.update(dict.fromkeys(self.quotas.set_limits(limits)))
 
-    def pin(self, pin: Pin, keys: Collection[BlockHash]) -> None:
-        """A first pin of this tier and priority reaches a node that owns ``keys``."""
+    def pin(self, pin: Pin, keys: Collection[BlockHash], *, tenant: str = "") -> None:
+        """A first pin of this tier and priority reaches a node of the tenant that owns ``keys``."""
         tier, priority = pin
         pinned, alone = self._pins[tier], (priority,)
+        new: list[BlockHash] = []
         for key in keys:
             before = pinned.get(key)
+            if before is None:
+                new.append(key)
             pinned[key] = alone if before is None else tuple(sorted((*before, priority)))
             self._lapsed.pop(key, None)
+        self._fallen.update(dict.fromkeys(self.quotas.pin(tenant, tier, new)))
 
-    def unpin(self, pin: Pin, keys: Collection[BlockHash]) -> None:
-        """The last pin of this tier and priority left a node that owns ``keys``."""
+    def unpin(self, pin: Pin, keys: Collection[BlockHash], *, tenant: str = "") -> None:
+        """The last pin of this tier and priority left a node of the tenant that owns ``keys``."""
         tier, priority = pin
         pinned = self._pins[tier]
         self._fallen.update(dict.fromkeys(keys))
+        gone: list[BlockHash] = []
         for key in keys:
             at = pinned[key].index(priority)
             left = pinned[key][:at] + pinned[key][at + 1 :]
@@ -214,6 +221,8 @@ class Retention:
                 pinned[key] = left
             else:
                 del pinned[key]
+                gone.append(key)
+        self._fallen.update(dict.fromkeys(self.quotas.unpin(tenant, tier, gone)))
 
     def expect(self, keys: Iterable[BlockHash]) -> None:
         """A session that is likely to be back soon holds ``keys``."""

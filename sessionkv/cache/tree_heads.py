@@ -22,7 +22,6 @@ from sessionkv.cache.turns import (
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import InvalidRequest, Overloaded, RewindBeyondRoot
 from sessionkv.types import (
-    BlockHash,
     DeleteHead,
     DropSession,
     ForgetKeys,
@@ -30,7 +29,6 @@ from sessionkv.types import (
     JournalSummary,
     KeepIds,
     PutHead,
-    Tier,
 )
 
 MAX_UNNAMED = 100_000
@@ -156,7 +154,7 @@ class TreeHeads(TreeMemory):
         place = check_pin(tier, ttl_s, priority)
         node = self._state.nodes[head.node_id]
         wanted = {key for owner in node.up() for key in owner.keys}
-        self.retention.check_quota(tenant, place, wanted | self._pinned_keys(head, place))
+        self.retention.check_quota(tenant, place, wanted)
         self.retention.check_pin(place, wanted)
         return self._put_head(
             replace(
@@ -167,18 +165,6 @@ class TreeHeads(TreeMemory):
                 updated_s=now,
             )
         )
-
-    def _pinned_keys(self, but: HeadRecord, place: Tier) -> set[BlockHash]:
-        """What other sessions of the tenant have pinned in a tier, where that has a quota."""
-        if self.retention.quotas.limits(but.tenant).bytes_in(place) is None:
-            return set()
-        return {
-            key
-            for head in self._state.heads.values()
-            if head.tenant == but.tenant and head.pin_tier == place.value and head.name != but.name
-            for node in self._state.nodes[head.node_id].up()
-            for key in node.keys
-        }
 
     def unpin(self, tenant: str, name: str, *, now: float) -> Change:
         """Take the session's pin off, if it has one.

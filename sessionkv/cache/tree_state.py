@@ -201,7 +201,7 @@ class TreeState:
                     break
                 node.pins[new] = node.pins.get(new, 0) + 1
                 if node.pins[new] == 1:
-                    self.retention.pin(new, node.keys)
+                    self.retention.pin(new, node.keys, tenant=node.tenant)
         if old is not None and before is not None:
             for node in before.up():
                 if node is shared:
@@ -209,7 +209,7 @@ class TreeState:
                 node.pins[old] -= 1
                 if not node.pins[old]:
                     del node.pins[old]
-                    self.retention.unpin(old, node.keys)
+                    self.retention.unpin(old, node.keys, tenant=node.tenant)
 
 
 class Transaction:

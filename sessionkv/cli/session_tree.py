@@ -10,6 +10,10 @@ from rich.tree import Tree
 
 from sessionkv.cli import output
 
+_MAX_CHAIN = 8
+"""Levels from which on a chain goes on at the side."""
+_Members = Mapping[str, Sequence[int]]
+
 
 def session_trees(paths: Mapping[str, Sequence[int]]) -> list[Tree]:
     """One tree for each root, from each session's turns, root first. O(turns)."""
@@ -27,11 +31,28 @@ def nested(paths: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
     ]
 
 
-def _branch(members: Mapping[str, Sequence[int]], start: int) -> Tree:
-    """Sessions whose turns are the same up to ``start``: a fork, or one session alone."""
+def _branch(members: _Members, start: int) -> Tree:
+    """A tree of sessions whose turns are the same up to ``start``, however deep it goes.
+
+    A long chain, where each session goes on from the one before, is not indented without end.
+    """
+    tree, parts = _fork(members, start)
+    todo = [(tree, group, end, 1) for group, end in parts]
+    while todo:
+        above, group, at, depth = todo.pop()
+        below, parts = _fork(group, at)
+        above.children.append(below)
+        is_chain = len(parts) == 1 and depth >= _MAX_CHAIN
+        into = above if is_chain else below
+        todo += [(into, inner, end, depth + (not is_chain)) for inner, end in parts]
+    return tree
+
+
+def _fork(members: _Members, start: int) -> tuple[Tree, list[tuple[_Members, int]]]:
+    """One session alone, or where several part; and the groups that go on from there."""
     if len(members) == 1:
         ((name, path),) = members.items()
-        return Tree(Text(_leaf(name, path)))
+        return Tree(Text(_leaf(name, path))), []
     shortest = min(len(path) for path in members.values())
     first, *others = members.values()
     end = start
@@ -44,9 +65,7 @@ def _branch(members: Mapping[str, Sequence[int]], start: int) -> Tree:
             tree.add(Text(_leaf(name, path)))
         else:
             apart.setdefault(path[end], {})[name] = path
-    for group in apart.values():
-        tree.children.append(_branch(group, end))
-    return tree
+    return tree, [(group, end) for group in reversed(apart.values())]
 
 
 def _leaf(name: str, path: Sequence[int]) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sessionkv.client import Client, SessionInfo
 
 _BAR_CELLS = 24
+_PAGE = 500
+_HTTP = "http:"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,9 +31,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _frame(client: Client, most: int) -> RenderableType:
     stats = client.stats()
-    found = sorted(client.sessions(), key=lambda info: info.updated_s, reverse=True)
+    found = sorted(_listed(client), key=lambda info: info.updated_s, reverse=True)
     found.sort(key=lambda info: not info.running)
     return frame(stats, found, most=most)
+
+
+def _listed(client: Client) -> list[SessionInfo]:
+    """Sessions to choose from: some, by name, as there may be many thousands.
+
+    Those of stateless HTTP clients are passed over: they are as many as answers.
+    """
+    first = client.session_page(limit=_PAGE)
+    found = [info for info in first.sessions if not info.name.startswith(_HTTP)]
+    if first.next is not None and (first.next.startswith(_HTTP) or len(found) < _PAGE):
+        found += client.session_page(after=f"{_HTTP}\U0010ffff", limit=_PAGE).sessions
+    return found
 
 
 def frame(

@@ -154,6 +154,16 @@ class AsyncClient:
         await self._call(wire.Close, {"session": name, "keep": False})
 
     @property
+    def num_asked(self) -> int:
+        """Requests so far."""
+        return self._core.num_asked
+
+    @property
+    def num_open(self) -> int:
+        """Requests that wait for their answer, running streams among them."""
+        return self._core.num_open
+
+    @property
     def has_ended(self) -> bool:
         """Whether the connection is over for good: closed, refused, or given up."""
         return self._core.has_ended

@@ -52,6 +52,16 @@ class ClientCore:
         """Whether there will be no connection any more."""
         return self._given_up
 
+    @property
+    def num_asked(self) -> int:
+        """Requests so far."""
+        return self._next_id - 1
+
+    @property
+    def num_open(self) -> int:
+        """Requests without their terminal reply."""
+        return len(self._open)
+
     # -- for the application ----------------------------------------------------------------
 
     def submit(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 from sessionkv.client import AsyncClient
 from sessionkv.gateway.conversations import Conversations
 from sessionkv.gateway.pieces import Pieces
+
+IDLE_S = 60.0
+"""Nobody has asked anything of a caller for so long: it may be closed."""
 
 
 class Caller:
@@ -16,14 +21,23 @@ class Caller:
     Attributes:
         client: The connection.
         conversations: Those of clients that keep no session.
-        pieces: What tokens stand for.
+        pieces: What tokens stand for; the same for all callers.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, pieces: Pieces) -> None:
         """Own the connection."""
         self.client = client
         self.conversations = Conversations(client)
-        self.pieces = Pieces()
+        self.pieces = pieces
+        self.used_s = 0.0
+        self._seen = 0
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nothing is open and nobody has asked for a while, as of two looks at it."""
+        asked = self.client.num_asked
+        if asked != self._seen:  # by who holds the client for long, such as a page's stream
+            self._seen, self.used_s = asked, now
+        return self.client.num_open == 0 and now - self.used_s > IDLE_S
 
     async def close(self) -> None:
         """Do what is left to be done, then close the connection."""
@@ -32,20 +46,25 @@ class Caller:
 
 
 class ClientPool:
-    """Bounded; for one event loop."""
+    """For one event loop. The engine's keys bound it; those that are not known take no place."""
 
-    def __init__(self, endpoint: str, *, most: int) -> None:
+    def __init__(
+        self, endpoint: str, *, most: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Connect to nobody yet.
 
         Args:
             endpoint: The engine's.
-            most: Connections at once; past it the one used longest ago is closed, and what is
-                open on it ends.
+            most: Connections past which idle ones are closed, the one used longest ago first.
+            clock: Seconds.
         """
         self._endpoint = endpoint
         self._most = most
+        self._clock = clock
         self._callers: OrderedDict[str | None, Caller] = OrderedDict()
+        self._pieces = Pieces()
         self._greeting = asyncio.Lock()  # one at a time: keys are tried no faster
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def get(self, key: str | None) -> Caller:
         """The caller of a key; None is the one without.
@@ -60,18 +79,18 @@ class ClientPool:
         async with self._greeting:
             if (caller := self._known(key)) is not None:
                 return caller
-            caller = Caller(AsyncClient(self._endpoint, key=key))
+            caller = Caller(AsyncClient(self._endpoint, key=key), self._pieces)
             try:
                 await caller.client.welcome()
             except BaseException:  # a key that is not known takes nobody's place
                 await caller.close()
                 raise
-            ended, self._callers[key] = self._callers.pop(key, None), caller
-            if ended is not None:
-                await ended.close()
-            if len(self._callers) > self._most:
-                _, oldest = self._callers.popitem(last=False)
-                await oldest.close()
+        ended = self._callers.pop(key, None)
+        if ended is not None:
+            self._close(ended)
+        self._callers[key] = caller
+        caller.used_s = self._clock()
+        self._close_idle()
         return caller
 
     def _known(self, key: str | None) -> Caller | None:
@@ -80,10 +99,26 @@ class ClientPool:
         if caller is None or caller.client.has_ended:
             return None
         self._callers.move_to_end(key)
+        caller.used_s = self._clock()
         return caller
+
+    def _close_idle(self) -> None:
+        """Too many: those that nobody uses go. A stream that runs keeps its connection."""
+        now = self._clock()
+        for key in [key for key, caller in self._callers.items() if caller.is_idle(now)]:
+            if len(self._callers) <= self._most:
+                return
+            self._close(self._callers.pop(key))
+
+    def _close(self, caller: Caller) -> None:
+        """Beside requests, which do not wait for it."""
+        task = asyncio.create_task(caller.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Close all of them."""
         while self._callers:
             _, caller = self._callers.popitem()
             await caller.close()
+        await asyncio.gather(*self._closing)

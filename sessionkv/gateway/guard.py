@@ -113,7 +113,7 @@ class Guard:
         return None
 
     def _is_own_host(self, host: str) -> bool:
-        name = (urlsplit(f"//{host}").hostname or "") if host else ""
+        name = _hostname(host)
         return name in self._hosts or is_loopback(name)
 
     def _is_own_page(self, headers: Headers) -> bool:
@@ -121,7 +121,16 @@ class Guard:
         origin = headers.get("origin")
         if origin is None or origin in self._origins:
             return True
-        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+        _, _, address = origin.partition("://")
+        return address.lower() == headers.get("host", "").lower() != ""
+
+
+def _hostname(host: str) -> str:
+    """The name of ``name:port`` or ``[address]:port``; empty where it is neither."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def is_loopback(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
-from sessionkv.errors import ConnectionLost, EngineClosed
+from sessionkv.errors import ConnectionLost, EngineClosed, Overloaded
 from sessionkv.gateway.services import Services
 
 _CORE_S = 1.0
@@ -64,6 +64,6 @@ async def _status(services: Services) -> str:
         return "draining"
     except ConnectionLost:
         return "loading"
-    except TimeoutError:  # core is in a long step
+    except (TimeoutError, Overloaded):  # core is in a long step, or has more to do than it can
         return "ok"
     return "ok"

@@ -20,7 +20,7 @@ class GatewaySettings:
         body_bytes: Largest request body; a larger one is answered with 413.
         reply_style: How the model writes tool calls and reasoning, where the engine's own finding
             is to be overruled.
-        clients: Most connections to the engine, one for each key; the one used longest ago closes.
+        clients: Connections to the engine, one for each key, past which idle ones are closed.
         key: The gateway's own, for what it asks before anybody calls; None where the engine has no
             keys. With one, callers have to show theirs.
         hosts: Names beside those of this machine that callers may use for it.

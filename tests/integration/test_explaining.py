@@ -1,12 +1,15 @@
 """``explain``, ``top``, ``stats`` and ``sessions tree`` against an engine that is served."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sessionkv.cli.main import main
+from sessionkv.cli.session_tree import session_trees
 from tests.builders.checksum import tokens
 from tests.builders.engine import (
     GREEDY,
@@ -87,6 +90,17 @@ def test_forks_are_a_tree(engine: SocketEngine, capsys: Capture) -> None:
     ]
     listed = json.loads(said(engine, capsys, "sessions", "tree", "c", "--json"))
     assert [(one["name"], one["turns"], len(one["path"])) for one in listed] == [("c", 3, 4)]
+
+
+def test_a_chain_of_many_forks_is_shown_and_not_indented_without_end() -> None:
+    paths = {f"s{i:04}": [1, *range(2, i + 3)] for i in range(3000)}
+    (tree,) = session_trees(paths)
+    console = Console(width=200, file=io.StringIO())
+    console.print(tree)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert sum(" turns (n-" in line or " turn (n-" in line for line in lines) == 3000
+    assert max(map(len, (line.rstrip() for line in lines))) < 80
 
 
 def test_top_and_stats_off_a_terminal_are_printed_once(

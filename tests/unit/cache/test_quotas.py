@@ -92,6 +92,35 @@ def test_what_is_pinned_stays_within() -> None:
     assert ranks(held, Tier.DEVICE, "a", "b", "c", "d") == [53, 0, 0, 1]
 
 
+def test_what_is_pinned_no_longer_counts_as_used_longest_ago() -> None:
+    held = retention(device=2)
+    held.own(keys("a"), [(Tier.DEVICE, 50)], tenant="t")
+    held.own(keys("b", "c"), tenant="t")
+    held.unpin((Tier.DEVICE, 50), keys("a"), tenant="t")
+    assert ranks(held, Tier.DEVICE, "a", "b", "c") == [1, 0, 1]
+    held.own(keys("d"), tenant="t")
+    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d") == [0, 0, 1, 1]
+    assert set(held.take_fallen()) == set(keys("a", "b"))
+    held.disown(keys("a", "b", "c", "d"), tenant="t")
+    assert held.quotas.figures("t")["device"]["retained_bytes"] == 0
+
+
+def test_pins_of_a_tenant_count_once_and_cost_what_is_new() -> None:
+    held = retention(device=2)
+    pin = (Tier.DEVICE, 50)
+    held.own(keys("a"), [pin], tenant="t")
+    held.own(keys("x", "y", "z"), [pin], tenant="free")
+    assert held.quotas.pinned_bytes("t", Tier.DEVICE) == 10
+    held.check_quota("t", Tier.DEVICE, keys("a", "b"))
+    with pytest.raises(PinRefused):
+        held.check_quota("t", Tier.DEVICE, keys("b", "c"))
+    held.pin((Tier.DEVICE, 70), keys("a"), tenant="t")
+    held.unpin(pin, keys("a"), tenant="t")
+    assert held.quotas.pinned_bytes("t", Tier.DEVICE) == 10
+    held.unpin((Tier.DEVICE, 70), keys("a"), tenant="t")
+    held.check_quota("t", Tier.DEVICE, keys("b", "c"))
+
+
 def test_pins_of_a_tenant_fit_its_quota() -> None:
     held = retention(device=2)
     held.check_quota("t", Tier.DEVICE, keys("a", "b"))
