@@ -19,11 +19,12 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from sessionkv.client import AsyncClient, StreamEvent, TurnResult
+from sessionkv.client import AsyncClient, AsyncStream, StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import (
     PinRefused,
@@ -31,6 +32,7 @@ from sessionkv.errors import (
     SessionExists,
     SessionKVError,
     SessionNotFound,
+    TurnFailed,
 )
 from sessionkv.gateway.transcript import Message, Transcript
 
@@ -195,6 +197,8 @@ class Exchange:
 
     Attributes:
         continues: Name of the session that it continues, None for a new conversation.
+        is_over: Asked behind each event of a stream: whether the turn is to end there, with what
+            was generated so far.
     """
 
     def __init__(
@@ -211,6 +215,7 @@ class Exchange:
         self._candidates = candidates
         self._running: str | None = None
         self.continues: str | None = None
+        self.is_over: Callable[[], bool] = _never
 
     async def run(self, **options: Unpack[TurnOptions]) -> TurnResult:
         """Run the turn and wait for its end.
@@ -294,7 +299,8 @@ class Exchange:
             result = await client.generate(messages=messages, tools=tools, **rest)
             yield StreamEvent(result=result)
             return
-        async with client.stream_generate(messages=messages, tools=tools, **rest) as events:
+        running = client.stream_generate(messages=messages, tools=tools, **rest)
+        async with aclosing(_until(running, self.is_over)) as events:
             async for event in events:
                 yield event
 
@@ -318,7 +324,8 @@ class Exchange:
         messages = list(self._transcript.messages)
         try:
             if stream:
-                async with session.stream(messages=messages, **options) as events:
+                turn = session.stream(messages=messages, **options)
+                async with aclosing(_until(turn, self.is_over)) as events:
                     async for event in events:
                         yield event
             else:
@@ -347,6 +354,25 @@ class Exchange:
         except (SessionNotFound, SessionDamaged):
             self._all.forget(name)
             raise _Stale from None
+
+
+def _never() -> bool:
+    return False
+
+
+async def _until(
+    running: AsyncStream, is_over: Callable[[], bool]
+) -> AsyncGenerator[StreamEvent, None]:
+    """A turn's events until it ends, or may end; what was generated is committed then."""
+    async with running as events:
+        async for event in events:
+            yield event
+            if event.result is None and is_over():
+                kept = await events.cancel(keep=True)
+                if kept is None:
+                    raise TurnFailed("the turn could not be ended where it was over")
+                yield StreamEvent(result=kept)
+                return
 
 
 class _Stale(Exception):

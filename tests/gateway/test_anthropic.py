@@ -37,7 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEngine]:
 def body(*messages: Any, **fields: Any) -> dict[str, Any]:
     turns = messages or ("Is it cold?",)
     listed = [m if isinstance(m, dict) else {"role": "user", "content": m} for m in turns]
-    return {"model": MODEL, "max_tokens": 500, "messages": listed, **fields}
+    return {"model": MODEL, "max_tokens": 500, "messages": listed} | fields
 
 
 def total(usage: dict[str, Any]) -> int:
@@ -195,18 +195,21 @@ def test_more_tokens_than_fit_end_at_the_windows_end(tmp_path: Path) -> None:
             assert refused.json()["error"]["message"].startswith("prompt is too long: 3")
 
 
-def test_what_follows_the_first_call_is_left_out_where_calls_must_not_be_parallel(
-    tmp_path: Path,
-) -> None:
-    two = call("look", '{"n": 1}') + "\n" + call("look", '{"n": 2}') + "\nso"
-    runner = {"text_dir": write_agent_text(tmp_path), "script": replies(two)}
-    with http_engine(engine_config(blocks=512), runner=runner) as engine:
-        choice = {"type": "auto", "disable_parallel_tool_use": True}
-        for fields, inputs in (({"tool_choice": choice}, [1]), ({}, [1, 2])):
+def test_the_first_call_ends_the_answer_where_calls_must_not_be_parallel(tmp_path: Path) -> None:
+    two = call("look", '{"n": 1}') + "\n" + call("look", '{"n": 2}') + "\n"
+    # It would go on for thousands of tokens more: time enough to hear that it is over.
+    runner = {"text_dir": write_agent_text(tmp_path), "script": replies(two + "x" * 2500)}
+    with http_engine(engine_config(blocks=900), runner=runner) as engine:
+        one = {"type": "auto", "disable_parallel_tool_use": True}
+        for fields, inputs in (
+            ({"tool_choice": one, "max_tokens": 2700}, [1]),
+            ({"max_tokens": len(two)}, [1, 2]),
+        ):
             answer = engine.post(MESSAGES, body(tools=[TOOL], **fields)).json()
             uses = [block["input"]["n"] for block in answer["content"] if "input" in block]
             assert uses == inputs
             assert answer["stop_reason"] == "tool_use"
+            assert answer["usage"]["output_tokens"] < 2500
 
 
 def test_breakpoints_pin_the_conversation(served: HttpEngine) -> None:

@@ -20,6 +20,7 @@ from tests.builders.engine import (
     oracle,
     socket_engine,
 )
+from tests.builders.grammars import Held
 
 SCHEMA = {
     "type": "object",
@@ -244,6 +245,23 @@ def test_grammars_as_deep_as_they_are_long_end_no_engine(engine: CheckedEngine) 
     defs = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)} | {"d5000": {"const": 1}}
     schema = {"$ref": "#/$defs/d0", "$defs": defs}
     assert text_of(engine, {"json_schema": json.dumps(schema)}) == "1"
+
+
+def test_the_grammar_of_a_turn_that_is_over_is_not_compiled() -> None:
+    with open_engine() as engine:
+        held = engine.parts.grammars._compiler = Held()
+        streams = [
+            engine.stream_generate(tokens=tokens(9), sampling=asked({"regex": pattern}, 20))
+            for pattern in ("a", "b", "c")
+        ]
+        assert held.begun.wait(30)
+        assert streams[1].cancel() is None
+        held.may_go_on.set()
+        for stream in (streams[0], streams[2]):
+            list(stream)
+        assert [stream.result.text for stream in streams if stream.result] == ["a", "c"]
+        assert held.asked == ["a", "c"]
+        engine.assert_ledger()
 
 
 def test_over_a_socket_and_under_a_key(tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ class Asked:
         self._answer = self._new_content()
         self._exchange: Exchange | None = None
 
+    @property
+    def _may_end_early(self) -> bool:
+        choice = self._body.tool_choice
+        return choice is not None and bool(choice.disable_parallel_tool_use)
+
     def _kept(self, headers: Mapping[str, str]) -> Keeping:
         metadata = self._body.metadata
         helper = is_helper(
@@ -73,8 +78,7 @@ class Asked:
         asked = self._body.thinking
         if asked is not None and asked.type != "disabled":
             thinking = asked.display or "summarized"
-        only_one = choice is not None and bool(choice.disable_parallel_tool_use)
-        return MessageContent(style, thinking=thinking, only_one_call=only_one)
+        return MessageContent(style, thinking=thinking, only_one_call=self._may_end_early)
 
     # At once ---------------------------------------------------------------------------------
 
@@ -86,12 +90,14 @@ class Asked:
         """
         result = None
         try:
-            async with aclosing(self._turn(stream=False)) as turn:
+            async with aclosing(self._turn(stream=self._may_end_early)) as turn:
                 async for event in turn:
+                    self._answer.feed(event.text)
                     result = event.result
             if result is None:
                 raise SessionKVError("the turn ended without a result")
-            self._answer.feed(result.text)
+            if not self._may_end_early:
+                self._answer.feed(result.text)
             self._answer.end()
             await self._keep(result)
         finally:
@@ -170,6 +176,7 @@ class Asked:
         conversations = self._caller.conversations
         exchange = conversations.begin(self._converted.transcript, self._keeping)
         self._exchange = exchange
+        exchange.is_over = lambda: self._answer.is_over
         options: TurnOptions = {"sampling": self._sampling, "progress": stream}
         if not stream:
             yield StreamEvent(result=await exchange.run(**options))

@@ -62,6 +62,11 @@ class MessageContent:
             if block["type"] != "tool_use" or place in self._complete
         ]
 
+    @property
+    def is_over(self) -> bool:
+        """What comes is left out."""
+        return self._only_one_call and bool(self._complete)
+
     def feed(self, text: str) -> list[Event]:
         """Take the reply's next piece."""
         return self._events(self._parser.feed(text))
@@ -90,7 +95,7 @@ class MessageContent:
         return [event for part in parsed for event in self._told(part)]
 
     def _told(self, event: ReplyEvent) -> Iterator[Event]:
-        if self._only_one_call and self._complete:
+        if self.is_over:
             return
         match event:
             case Text(text):

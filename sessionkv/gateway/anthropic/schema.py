@@ -73,7 +73,7 @@ class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = Field(
-        None, description="`true`: what follows the first call is left out."
+        None, description="`true`: the first call ends the answer."
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from sessionkv.text.builtin import BYTE_VOCAB_SIZE, END_OF_TEXT, IM_END, byte_te
 from sessionkv.text.folder import TextFiles, read_text_facts
 from sessionkv.text.model import TextModel
 from sessionkv.types import SamplingParams
+from tests.builders.grammars import Held
 from tests.builders.masks import packed
 from tests.builders.text import write_folder
 
@@ -148,22 +148,6 @@ def test_no_more_wait_than_may() -> None:
         desk.compile(1, "local", SamplingParams(grammar={"regex": "a"}), ENDS)
     desk.close()
     inbox.close()
-
-
-class Held(GrammarCompiler):
-    """Compiles nothing before it may, and remembers in which order it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(byte_text(), BYTE_VOCAB_SIZE)
-        self.asked: list[str] = []
-        self.begun, self.may_go_on = threading.Event(), threading.Event()
-
-    def start(self, sampling: SamplingParams, stop_token_ids: Any) -> TokenGrammar:
-        self.begun.set()
-        assert self.may_go_on.wait(30)
-        assert sampling.grammar is not None
-        self.asked.append(sampling.grammar["regex"])
-        return super().start(sampling, stop_token_ids)
 
 
 def test_tenants_go_by_turns_and_what_is_over_is_not_compiled() -> None:
