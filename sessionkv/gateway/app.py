@@ -54,6 +54,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         version=version("sessionkv"),
         lifespan=lifespan,
         strict_content_type=False,
+        docs_url=None,  # those pages load scripts from elsewhere; /openapi.json is what they show
+        redoc_url=None,
     )
     app.add_middleware(_BodyLimit, most=settings.body_bytes)
     app.add_middleware(
