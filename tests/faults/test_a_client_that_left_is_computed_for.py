@@ -51,7 +51,7 @@ def test_the_turn_ends_with_its_client(path: str, stream: bool) -> None:
         sent = json.dumps(body).encode()
         host, port = served.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             client.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
             gate.reached()
         await_cancel(served)

@@ -76,7 +76,8 @@ def told(pending: Any) -> dict[str, Any]:
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _timeless(v) for k, v in value.items() if not k.endswith(_TIMES)}
+        timeless = {k: v for k, v in value.items() if not k.endswith(_TIMES) and k != "buckets"}
+        return {k: _timeless(v) for k, v in timeless.items()}
     return value
 
 
