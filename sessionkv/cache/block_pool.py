@@ -78,7 +78,7 @@ class BlockPool:
 
     @property
     def num_releases(self) -> int:
-        """How often a block has become cached so far."""
+        """How often a block has become cached so far, or goes sooner than it did before."""
         return self._order.num_added
 
     def ledger(self) -> TierLedger:

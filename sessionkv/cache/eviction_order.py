@@ -75,7 +75,7 @@ class EvictionOrder:
         self._fresh = self._classes[0, False].ordered, self._classes[0, True].ordered
         self._place: list[_Place] = [(0, True)] * num_blocks
         self._stamps = [0] * num_blocks
-        self._newest = self._oldest = 0
+        self._newest = self._oldest = self._num_settled = 0
         self.held_by: list[dict[int, None] | None] = [None] * num_blocks
         """Of each block the dict to delete it from, None where it is not in the order. Read, and
         emptied by :meth:`take_out`, in the loop over a whole history."""
@@ -88,8 +88,8 @@ class EvictionOrder:
 
     @property
     def num_added(self) -> int:
-        """How often a block has joined so far."""
-        return self._newest - self._oldest
+        """How often a block has joined so far, or has come to go sooner."""
+        return self._newest - self._oldest + self._num_settled
 
     def add(self, block: int, *, full: bool, to_cold_end: bool = False) -> None:
         """A block was released: the last to go of its class, or the first."""
@@ -121,6 +121,7 @@ class EvictionOrder:
         rank, full = self._place[block]
         true_rank = self._rank_of(block)
         if true_rank < rank:
+            self._num_settled += 1
             self._move((block,), (true_rank, full))
 
     def coldest(self, count: int, passing_over: Container[int] = ()) -> list[int]:

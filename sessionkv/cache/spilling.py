@@ -66,7 +66,7 @@ class Spiller:
         self._writing: set[BlockHash] = set()
         self._overtaken: set[BlockHash] = set()
         self._host_wanted = 0
-        self._at_rest: tuple[int, int, int] | None = None
+        self._at_rest: tuple[int, ...] | None = None
         self._device_at_rest: tuple[int, int, int] | None = None
 
     def __len__(self) -> int:
@@ -112,7 +112,8 @@ class Spiller:
         if not (wanted or self._host_wanted or self._requested) and self._has_room:
             return []
         # A decode step changes nothing here: what needed no moves before needs none now.
-        books = (residency.version, residency.device.num_free, residency.host.num_free)
+        device, host = residency.device, residency.host
+        books = (residency.version, device.num_free, host.num_free, device.num_releases)
         if not wanted and books == self._at_rest:
             return []
         # The host first: what is under way there does not stand before what is clean behind it.

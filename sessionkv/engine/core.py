@@ -174,10 +174,11 @@ class Core:
             device   | step n                | step n+1                        | step n+2
             core       plan n+1 | wait for n | commit n | plan n+2 | wait for n+1 | ...
 
-        Moves are handed out before anything is launched, so that they do not wait for it. Turns
-        seldom come alone: who comes soon after the first is not to wait for two steps. Turns that
-        load their history are admitted and go on loading beside a step, a bounded part of it each
-        time, so that whoever decodes does not wait for them.
+        Moves are handed out before anything is launched, so that they do not wait for it; those
+        that are begun beside a step after it, since the threads that carry them out hold up a
+        launch. Turns seldom come alone: who comes soon after the first is not to wait for two
+        steps. Turns that load their history are admitted and go on loading beside a step, a bounded
+        part of it each time, so that whoever decodes does not wait for them.
         """
         scheduler, steps = self._parts.scheduler, self._steps
         plan = None if steps else scheduler.schedule(self._clock())
@@ -202,6 +203,7 @@ class Core:
             ahead = scheduler.schedule_ahead(self._clock())
             if ahead is not None:
                 steps.launch(ahead)
+            self._submit(scheduler.take_ready())
         self._collect()
 
     def _load_beside(self, until_s: float) -> None:
@@ -209,9 +211,9 @@ class Core:
         scheduler = self._parts.scheduler
         while True:
             scheduler.load_beside(self._clock())
-            self._submit(scheduler.take_ready())
             if not scheduler.has_more or self._clock() >= until_s:
                 return
+            self._submit(scheduler.take_ready())
 
     def _collect(self) -> None:
         events = self._steps.collect()

@@ -23,8 +23,8 @@ PATIENCE_S = 0.5
 """For so long others may be admitted past a sequence that finds no room; then they wait too."""
 
 MOST_BLOCKS = 512
-"""Blocks whose loads are begun for one sequence at a time while others compute: about a millisecond
-of core, and twenty of a bus. Room, which costs half as much, is made for twice as many."""
+"""Blocks for which room is made, or whose loads are begun, for one sequence at a time while others
+compute: about a millisecond of core, and twenty of a bus."""
 
 _MAX_TRIES_PER_STEP = 4
 _NOTHING_CACHED = Match(0, 0, 0)
@@ -293,9 +293,7 @@ class Admitter:
 
     def _make_room(self, sequence: Sequence, match: Match, most_blocks: int) -> bool:
         known = len(sequence.token_ids)
-        return self._kv.make_room(
-            sequence.chain, match, room_tokens=known, most_blocks=2 * most_blocks
-        )
+        return self._kv.make_room(sequence.chain, match, room_tokens=known, most_blocks=most_blocks)
 
     def _take_blocks(self, sequence: Sequence, match: Match, now: float, *, alone: bool) -> Tried:
         admission = self._lease(sequence, match)
@@ -353,7 +351,7 @@ class Admitter:
         sequence.num_computed = sequence.num_staged = admission.device_tokens
         sequence.found_tokens = admission.found_tokens
         sequence.copies = admission.copies
-        sequence.awaited_spills = None
+        sequence.awaited_spills = sequence.held_back = None
         sequence.accounting.admitted(now, match)
         if admission.found_tokens > admission.device_tokens:
             sequence.state = SequenceState.FETCHING

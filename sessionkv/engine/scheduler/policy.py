@@ -62,6 +62,11 @@ class Claims:
             loads[tier] = min(count, most_blocks - sum(loads.values()))
         return Claims(self.compute_tokens, {tier: n for tier, n in loads.items() if n})
 
+    def without(self, begun: Claims) -> Claims:
+        """What is left of these when the loads of others, of at most as many blocks, are begun."""
+        left = {tier: n - begun.loads.get(tier, 0) for tier, n in self.loads.items()}
+        return Claims(self.compute_tokens, {tier: n for tier, n in left.items() if n})
+
 
 class LoadPolicy(Protocol):
     """Decides how long to ask for a sequence's KV below the device, and what to load of it."""

@@ -112,6 +112,7 @@ class Scheduler:
         self._decoded: list[Sequence] = []  # by the last plan, if it did nothing else
         self._makes_room = self._holds_loads_back = False
         self._step_id = 0
+        self._retried_at = -1
         self.num_preemptions = 0
 
     # ---- what comes in -------------------------------------------------------------------
@@ -363,6 +364,9 @@ class Scheduler:
         if not self._in_flight:
             raise RuntimeError("no plan is in flight")
         self._admitter.end_lookups(now)
+        if self._is_retry_due:
+            self._retried_at = self._step_id
+            self._admitter.room_changed()
         self._makes_room = self._holds_loads_back = False
         for sequence in self._life.running:
             is_fetching = sequence.state is SequenceState.FETCHING
@@ -379,9 +383,8 @@ class Scheduler:
             self._makes_room = tried is Tried.MAKES_ROOM
             if tried is Tried.ADMITTED:
                 self._life.admitted(sequence)
-                # Its admission has cost about as much as the other half of its loads.
-                half = self._most_blocks // 2
-                sequence.only_loads = not self._meet(sequence, now, most_blocks=half)
+                # Its admission has cost as much as a part of its loads, which follow.
+                self._holds_loads_back = sequence.only_loads = True
             elif tried is not Tried.WAITS or self.num_running >= self._max_running:
                 return
 
@@ -428,8 +431,12 @@ class Scheduler:
     def _might_admit(self) -> bool:
         if not self.num_waiting or self.num_running >= self._max_running or self._makes_room:
             return False
-        is_due = self._step_id % _RETRY_STEPS == 0
-        return is_due or not self._admitter.is_settled(self._step_id)
+        return self._is_retry_due or not self._admitter.is_settled(self._step_id)
+
+    @property
+    def _is_retry_due(self) -> bool:
+        """Unless it was made beside the step in flight."""
+        return self._step_id % _RETRY_STEPS == 0 and self._retried_at != self._step_id
 
     def _awaits_token(self) -> bool:
         """Whether the token in flight decides which ones may follow it."""
@@ -533,10 +540,11 @@ class Scheduler:
             if room <= 0 or batch.budget <= 0 or self._makes_room:
                 return
 
-    def _meet(self, sequence: Sequence, now: float, most_blocks: int | None = None) -> bool:
+    def _meet(self, sequence: Sequence, now: float) -> bool:
         """Let the two cursors of a sequence that fetches go on; whether the front may compute.
 
-        If it may not, loads of at most so many blocks are begun.
+        If it may not, a bounded part of its loads is begun, and what is left follows without being
+        decided anew: a few blocks that are left are no sooner computed than loaded.
         """
         sequence.only_loads = False
         meeting = self._kv.advance(sequence.seq_id)
@@ -549,16 +557,19 @@ class Scheduler:
             sequence.compute_limit = UNBOUNDED
             self._life.fetched(sequence, now)
             return True
-        claims = self._policy.meet(meeting, self._workload(sequence, now))
+        claims, sequence.held_back = sequence.held_back, None
+        if claims is None or sequence.lost:
+            claims = self._policy.meet(meeting, self._workload(sequence, now))
         size = self._kv.block_size
         limits = [claims.compute_tokens, meeting.limit_tokens]
         limits += [meeting.unclaimed[tier][-count] * size for tier, count in claims.loads.items()]
         sequence.compute_limit = min((x for x in limits if x is not None), default=UNBOUNDED)
         may_compute = sequence.compute_limit > sequence.num_computed
         if not may_compute:
-            most = self._most_blocks if most_blocks is None else most_blocks
-            wanted, claims = claims, claims.bounded(most)
-            self._holds_loads_back |= claims is not wanted
+            wanted, claims = claims, claims.bounded(self._most_blocks)
+            if claims is not wanted:
+                sequence.held_back = wanted.without(claims)
+                self._holds_loads_back = True
         awaited = 0 if sequence.lost else num_awaited(meeting, claims, size)
         sequence.num_awaited = 0 if may_compute else awaited
         transfers = self._kv.claim(sequence.seq_id, claims.loads)

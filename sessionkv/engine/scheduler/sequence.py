@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from sessionkv.engine.scheduler.fairness import Share
 from sessionkv.engine.scheduler.kv import Chain
+from sessionkv.engine.scheduler.policy import Claims
 from sessionkv.errors import SessionKVError
 from sessionkv.types import (
     BlockCopy,
@@ -208,6 +209,7 @@ class Sequence:
         num_awaited: Blocks that are on their way to it, where it can do nothing before all of them
             are answered; else 0.
         only_loads: More of it can be loaded, and it can do nothing else in the next step.
+        held_back: What is to be loaded of it by a decision of which a part is begun; else None.
         compute_limit: Positions that the next step may compute end there.
         num_known_blocks: Blocks of the table that the runner has been told.
         num_staged: Positions below it are computed, or a step in flight computes them.
@@ -261,6 +263,7 @@ class Sequence:
     num_arrived: int = 0
     num_awaited: int = 0
     only_loads: bool = False
+    held_back: Claims | None = None
     copies: tuple[BlockCopy, ...] = ()
     holds_blocks: bool = False
     started: bool = False

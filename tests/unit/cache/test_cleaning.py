@@ -175,3 +175,35 @@ def test_what_arrives_for_a_sequence_makes_nobody_look_for_what_is_next_to_go() 
     world.finish(run)
     world.plan_transfers()
     assert asked.count > looked
+
+
+class Kept(Unretained):
+    """Some blocks are retained until they are let go."""
+
+    def __init__(self) -> None:
+        self.keys: set[BlockHash] = set()
+        self.fallen: tuple[BlockHash, ...] = ()
+
+    def rank(self, key: BlockHash, tier: Tier) -> int:
+        return int(key in self.keys)
+
+    def let_go(self) -> None:
+        self.fallen = tuple(self.keys)
+        self.keys.clear()
+
+    def take_fallen(self) -> tuple[BlockHash, ...]:
+        fallen, self.fallen = self.fallen, ()
+        return fallen
+
+
+def test_blocks_that_are_next_to_go_once_nobody_retains_them_are_copied_then() -> None:
+    kept = Kept()
+    world = World(device_blocks=16, host_blocks=32, clean_ahead=4, retention=kept)
+    kept.keys.update(world.chain(T(8)).hashes)
+    for start in range(0, 800, 100):
+        world.turn(T(8, start))
+    step(world)
+    assert world.plan_transfers() == []
+    kept.let_go()
+    copied = {move.record.key for transfer in world.plan_transfers() for move in transfer.moves}
+    assert copied == set(world.chain(T(8)).hashes)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sessionkv.engine.scheduler.policy import Claims
 from sessionkv.engine.scheduler.scheduler import Scheduler
 from sessionkv.engine.scheduler.sequence import SequenceState
 from sessionkv.types import (
@@ -18,7 +19,7 @@ from sessionkv.types import (
     TransferResult,
 )
 from tests.builders.fake_kv import FakeKV
-from tests.builders.schedules import make_scheduler, make_sequence, spans
+from tests.builders.schedules import Scripted, make_scheduler, make_sequence, spans
 
 
 def decoding(kv: FakeKV, **scheduler: object) -> tuple[Scheduler, StepPlan]:
@@ -65,7 +66,11 @@ def spill(transfer_id: int) -> Transfer:
 def test_a_step_in_flight_goes_on_while_another_sequence_is_admitted_and_loads() -> None:
     scheduler, plan, _ = loading(3)
     scheduler.load_beside(0.0)
+    assert scheduler.take_ready() == []  # its admission is a part by itself
+    assert scheduler.has_more
+    scheduler.load_beside(0.0)
     (transfer,) = scheduler.take_ready()
+    assert not scheduler.has_more
     assert [move.src for move in transfer.moves] == [0, 1, 2]
     assert scheduler.get(1).state is SequenceState.FETCHING
     for _ in range(3):
@@ -100,17 +105,57 @@ def test_who_has_nothing_to_load_waits_for_the_next_step() -> None:
 def test_loads_are_begun_a_part_at_a_time_from_the_back() -> None:
     scheduler, plan, _ = loading(5, most_blocks=2)
     begun = []
-    for has_more in (True, True, False):
+    for has_more in (True, True, True, False):
         scheduler.load_beside(0.0)
         begun += scheduler.take_ready()
         assert scheduler.has_more is has_more
         plan = following(scheduler, plan)
-    assert [[move.src for move in transfer.moves] for transfer in begun] == [[4], [2, 3], [0, 1]]
+    assert [[move.src for move in transfer.moves] for transfer in begun] == [[3, 4], [1, 2], [0]]
     for transfer in begun:
         assert scheduler.get(1).state is SequenceState.FETCHING
         answer(scheduler, transfer)
         scheduler.load_beside(0.0)
     assert scheduler.get(1).state is SequenceState.RUNNING
+
+
+def test_what_is_to_be_loaded_in_parts_is_decided_once() -> None:
+    """The few blocks that a bound leaves would be computed as soon, beside those under way."""
+    policy = Scripted([Claims(0, {Tier.HOST: 3}), Claims(8)])
+    kv = FakeKV(50)
+    kv.matches[1] = Match(0, 12, 0)
+    scheduler = make_scheduler(kv, policy=policy, most_blocks=2)
+    scheduler.add(make_sequence(1, [1] * 14), 0.0)
+    begun = []
+    for _ in range(2):
+        assert scheduler.schedule(0.0) is None
+        begun += scheduler.take_transfers()
+    assert [[move.src for move in transfer.moves] for transfer in begun] == [[1, 2], [0]]
+    assert not scheduler.has_more
+
+
+def test_a_part_that_is_lost_is_decided_anew() -> None:
+    policy = Scripted([Claims(0, {Tier.HOST: 3}), Claims(8)])
+    kv = FakeKV(50)
+    kv.matches[1] = Match(0, 12, 0)
+    scheduler = make_scheduler(kv, policy=policy, most_blocks=2)
+    scheduler.add(make_sequence(1, [1] * 14), 0.0)
+    assert scheduler.schedule(0.0) is None
+    (transfer,) = scheduler.take_transfers()
+    answer(scheduler, transfer, MoveOutcome.CORRUPT)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert spans(plan)[0][:2] == (1, 0)
+
+
+def test_who_finds_no_room_is_tried_again_beside_a_step_and_not_between_two() -> None:
+    scheduler, plan, kv = loading(3)
+    kv.free, spare = kv.free[:2], kv.free[2:]
+    for _ in range(17):
+        if not kv.free:
+            kv.free.append(spare.pop())  # for the one that decodes
+        scheduler.load_beside(0.0)
+        assert scheduler.get(1).state is SequenceState.WAITING
+        plan = following(scheduler, plan)
 
 
 def test_room_is_made_a_part_at_a_time_and_nobody_takes_it_meanwhile() -> None:
@@ -124,8 +169,10 @@ def test_room_is_made_a_part_at_a_time_and_nobody_takes_it_meanwhile() -> None:
         assert [scheduler.get(i).state for i in (1, 2)] == [SequenceState.WAITING] * 2
         plan = following(scheduler, plan)
     scheduler.load_beside(0.0)
-    assert not scheduler.has_more
     assert [scheduler.get(i).state for i in (1, 2)] == [SequenceState.FETCHING] * 2
+    scheduler.load_beside(0.0)
+    assert not scheduler.has_more
+    assert len(scheduler.take_ready()) == 2
     assert following(scheduler, plan).steps[0].seq_id == 9
 
 
@@ -172,6 +219,7 @@ def test_where_nobody_runs_room_is_made_at_once() -> None:
 
 def test_what_is_lost_is_computed_in_the_next_step() -> None:
     scheduler, plan, _ = loading(3)
+    scheduler.load_beside(0.0)
     scheduler.load_beside(0.0)
     (transfer,) = scheduler.take_ready()
     answer(scheduler, transfer, MoveOutcome.CORRUPT)
