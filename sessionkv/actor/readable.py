@@ -14,7 +14,7 @@ from sessionkv.errors import InvalidRequest, SessionDamaged
 from sessionkv.ipc.codec import encode_reply
 from sessionkv.ipc.messages import Result
 from sessionkv.text.messages import Message
-from sessionkv.text.stored import read_messages, read_reply, read_root, reading
+from sessionkv.text.stored import plain_map, read_messages, read_reply, read_root, reading
 from sessionkv.types import NodeRecord
 
 _BESIDE = ("metadata", "usage")
@@ -86,7 +86,7 @@ def _turn(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _beside(node_id: int, blob: bytes) -> dict[str, Any]:
     with reading(f"the metadata of turn {node_id}"):
-        said = (json.loads(blob) if blob else None) or {}
+        said = plain_map(blob)
         values = {name: said[name] for name in _BESIDE if said.get(name) is not None}
         for name, found in values.items():
             if not isinstance(found, dict):

@@ -46,7 +46,7 @@ def read_reply(node_id: int, blob: bytes) -> Message:
         SessionDamaged: It cannot be read.
     """
     with reading(f"the reply of turn {node_id}"):
-        content = _plain_map(blob)["content"]
+        content = plain_map(blob)["content"]
         return replace(user_message(content, field="content"), role="assistant")
 
 
@@ -57,7 +57,7 @@ def read_root(node_id: int, blob: bytes) -> tuple[str | None, str | None]:
         SessionDamaged: They cannot be read.
     """
     with reading(f"the system prompt and tools of turn {node_id}"):
-        said = _plain_map(blob)
+        said = plain_map(blob)
         return check_system(said.get("system")), check_stored_tools(said.get("tools"))
 
 
@@ -75,7 +75,7 @@ def check_blobs(record: NodeRecord) -> None:
         read_messages(node_id, record.incoming_blob)
         read_reply(node_id, record.reply_blob)
         with reading(f"the sampling parameters of turn {node_id}"):
-            _plain_map(record.sampling_blob)
+            plain_map(record.sampling_blob)
     except SessionDamaged as error:
         raise InvalidRequest("nodes", error.message, "turns that can be read") from None
 
@@ -95,7 +95,13 @@ def reading(what: str) -> Iterator[None]:
         raise SessionDamaged(f"{what} cannot be read ({type(failure).__name__})") from None
 
 
-def _plain_map(blob: bytes) -> Mapping[str, Any]:
+def plain_map(blob: bytes) -> Mapping[str, Any]:
+    """A blob's map; of an empty one an empty map.
+
+    Raises:
+        InvalidRequest: It holds something else.
+        ValueError: It is no JSON.
+    """
     value = json.loads(blob) if blob else {}
     if value is None:
         return {}

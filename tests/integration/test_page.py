@@ -157,7 +157,7 @@ def test_a_turn_streams_and_gets_its_badge(page: Browser, served: Served) -> Non
     words = "{} device + {} host + {} disk + {} computed".format(*parts)
     assert badge.startswith(f"prompt {cache.prompt_tokens}: {words} · first token ")
     assert badge.endswith("first turn")
-    assert page.texts(".message .text") == ["Hi", SAID]
+    page.until(lambda: page.texts(".message .text") == ["Hi", SAID])
     assert page.texts("#spoken p")[:-1] == ["A first sentence.", "And <b>a second</b> one."]
     assert page.texts("#spoken p")[-1] == badge
 
@@ -209,7 +209,7 @@ def test_a_turn_that_is_stopped_before_it_says_anything_never_was(
     assert page.find("#message").get_attribute("value") == "Not this"
     assert not page.find("#alert").is_displayed()
     say(page, "But this")
-    assert page.texts(".message .text") == ["But this", SAID]
+    page.until(lambda: page.texts(".message .text") == ["But this", SAID])
 
 
 def test_fork_rewind_pin_and_close(page: Browser, served: Served) -> None:
@@ -220,12 +220,12 @@ def test_fork_rewind_pin_and_close(page: Browser, served: Served) -> None:
     page.type("#fork-dialog [name=name]", "branch")
     page.click("#fork-dialog button", "Fork")
     on_session(page, "branch")
-    assert page.texts(".message .text") == ["one", SAID, "two", "Second."]
+    page.until(lambda: page.texts(".message .text") == ["one", SAID, "two", "Second."])
 
     page.click("#chat-actions button", "Rewind")
     facts(page, "1 turn ·")
     page.until(lambda: page.find("#message").get_attribute("value") == "two")
-    assert page.texts(".message .text") == ["one", SAID]
+    page.until(lambda: page.texts(".message .text") == ["one", SAID])
 
     page.click("#chat-actions button", "Pin…")
     page.type("#pin-dialog [name=minutes]", "5")
@@ -257,7 +257,7 @@ def test_the_tree_acts_on_any_turn(page: Browser, served: Served) -> None:
     page.type("#fork-dialog [name=name]", "tree fork")
     page.click("#fork-dialog button", "Fork")
     on_session(page, "tree fork")
-    assert page.texts(".message .text") == ["one", SAID]
+    page.until(lambda: page.texts(".message .text") == ["one", SAID])
     (fork,) = dots(page, "tree fork")
     assert fork.get_attribute("aria-label") == "Turn 1 of tree fork, where it stands"
 
