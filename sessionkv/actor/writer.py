@@ -228,7 +228,7 @@ class Writer:
             if ask.foreign or ask.history == "follow" or not root.append_only:
                 if not ask.path and ask.num_turns:
                     return PathWanted(turn.turn_id)
-                # Remembered with its reply, so that a count of what goes on from there is exact.
+                # Remembered with its reply, so that a count of what goes on from there has its ids.
                 rendered, turn.prompt_raw = render_history(self._text, root, ask, turn.messages)
                 return rendered
             ids = self._text.delta(root, turn.messages, first=ask.num_turns == 0, closed=ask.closed)

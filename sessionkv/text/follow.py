@@ -98,6 +98,7 @@ def _as_stored(
 
 
 def _restored(new: Message, old: StoredMessage, *, has_thoughts: bool) -> Message:
+    """A message that agrees with the stored one: its thoughts are the same, or left out."""
     if old.message.tool_calls:
         new = replace(new, tool_calls=old.message.tool_calls)
     if old.reply_ids is None or not has_thoughts or thoughts_of(new):

@@ -2,10 +2,10 @@
 
 Equal means: same role; same text but for whitespace at either end; same tool calls, arguments
 compared as parsed JSON, also where one side has them in its text as the model wrote them; reasoning
-the same, or absent on one side (as its own field, or as a ``<think>`` block at the start of the
-text). Unicode is not normalised. This only says where the
-histories part; which ids may be reused is decided on rendered text, in
-:mod:`sessionkv.text.follow`.
+the same but for whitespace at either end, or absent on one side. Reasoning may be a field of its
+own on one side and a ``<think>`` block at the start of the text on the other. Unicode is not
+normalised. This only says where the histories part; which ids may be reused is decided on rendered
+text, in :mod:`sessionkv.text.follow`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from sessionkv.text.messages import Message, ToolCall
 from sessionkv.text.spoken import calls_in
 
-_THINK = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+_THINK = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _SHOWN_CHARS = 80
 
 
@@ -108,17 +108,23 @@ def thoughts_of(message: Message) -> str:
 
 
 def _same_text(old: Message, new: Message) -> bool:
-    if None not in (old.reasoning, new.reasoning) and old.reasoning != new.reasoning:
-        return False
-    a, b = (old.content or "").strip(), (new.content or "").strip()
-    if a == b:
-        return True
-    one, other = _THINK.match(a), _THINK.match(b)
-    if old.role != "assistant" or not (one or other):
-        return False
-    if one and other and one[0].strip() != other[0].strip():
-        return False
-    return _THINK.sub("", a, count=1).strip() == _THINK.sub("", b, count=1).strip()
+    old_thoughts, old_text = _thoughts_and_text(old)
+    new_thoughts, new_text = _thoughts_and_text(new)
+    same_thoughts = None in (old_thoughts, new_thoughts) or old_thoughts == new_thoughts
+    return same_thoughts and old_text == new_text
+
+
+def _thoughts_and_text(message: Message) -> tuple[str | None, str]:
+    """Both without whitespace at their ends; the thoughts are None where the message has none.
+
+    Beside thoughts in their own field a block in the text is text: a template may show both.
+    """
+    text = (message.content or "").strip()
+    thoughts = (message.reasoning or "").strip() or None
+    block = _THINK.match(text) if message.role == "assistant" and thoughts is None else None
+    if block is None:
+        return thoughts, text
+    return block[1].strip(), text[block.end() :].strip()
 
 
 def _same_call(old: ToolCall, new: ToolCall) -> bool:

@@ -264,6 +264,23 @@ def test_counted_are_the_prompts_own_tokens(served: HttpEngine) -> None:
         assert counted == {"input_tokens": total(served.post(MESSAGES, request).json()["usage"])}
 
 
+def test_a_count_is_what_a_helpers_prompt_has_and_lacks_the_thoughts_that_are_put_back(
+    served: HttpEngine,
+) -> None:
+    asked = body("Which one?", tools=[TOOL])
+    text, use = served.post(MESSAGES, asked).json()["content"]  # its thoughts are not asked for
+    asked["messages"] += [
+        {"role": "assistant", "content": [text, use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"]}]},
+    ]
+    fields = {key: asked[key] for key in ("model", "messages", "tools")}
+    counted = served.post(COUNT, fields).json()["input_tokens"]
+    helped = served.post(MESSAGES, asked, headers={"x-sessionkv-helper": "true"}).json()
+    assert total(helped["usage"]) == counted
+    thoughts = FIRST[: FIRST.index("I look")]
+    assert total(served.post(MESSAGES, asked).json()["usage"]) == counted + len(thoughts)
+
+
 def test_the_line_that_counts_requests_is_taken_out_and_reported(served: HttpEngine) -> None:
     def ask(number: int) -> dict[str, Any]:
         line = f"x-anthropic-billing-header: cc_version=2.1.{number}; cch={number:05x};"

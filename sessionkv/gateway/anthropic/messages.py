@@ -49,7 +49,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(body: CountRequest, request: Request) -> Response:
-        """Exactly how many tokens the prompt of such a request has."""
+        """How many tokens its prompt has, but for what a kept conversation puts back."""
         served = await services.model()
         served.require(body.model)
         check_prompt(body)

@@ -13,6 +13,7 @@ def calling(arguments, *, call_id="c", name="f"):
 
 
 USER, REPLY = Message("user", "hi"), Message("assistant", "hello")
+THINKING = Message("assistant", "<think>\nhm\n</think>\n\nhello")
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,8 @@ USER, REPLY = Message("user", "hi"), Message("assistant", "hello")
         (Message("assistant", "<think>\nhm</think>\n\nhello"), REPLY),
         (REPLY, Message("assistant", "<think></think>hello")),
         (Message("assistant", "hello", reasoning="hm"), REPLY),
+        (THINKING, Message("assistant", "hello", reasoning=" hm\n")),
+        (THINKING, Message("assistant", "hello", reasoning="")),
         (calling('{"a": 1, "b": [2]}'), calling('{"b":[2],"a":1}')),
         (calling("not json"), calling("not json")),
         (Message("assistant", None, tool_calls=(ToolCall("f", "{}"),)),
@@ -43,6 +46,15 @@ def test_equal(old, new):
         (Message("user", "<think>a</think>hi"), USER),
         (Message("assistant", "<think>a</think>x"), Message("assistant", "<think>b</think>x")),
         (Message("assistant", "x", reasoning="a"), Message("assistant", "x", reasoning="b")),
+        (THINKING, Message("assistant", "hello", reasoning="other")),
+        (THINKING, Message("assistant", "<think></think>hello")),
+        (THINKING, Message("assistant", "<think>hm</think>hello", reasoning="other")),
+        (THINKING, Message("assistant", "<think>other</think>hello", reasoning="hm")),
+        (
+            Message("assistant", "<think></think>hello"),
+            Message("assistant", "hello", reasoning="a"),
+        ),
+        (Message("user", "hi", reasoning="a"), Message("user", "hi", reasoning="b")),
         (calling('{"a": 1}'), calling('{"a": true}')),
         (calling('{"a": 1}'), calling('{"a": 2}')),
         (calling('{"a":'), calling('{"b":')),
