@@ -6,6 +6,9 @@ digest names a session; a copy of that session, which costs nothing, is continue
 conversation under history ``follow``, and afterwards has the new conversation's name. So matching
 is by content, works across restarts, and rests on no key that a client may forget or share.
 
+An answer ends for its client when its session has the name: whoever has seen the end finds the
+exchange, though the engine be killed the instant after.
+
 It is never trusted: under ``follow`` the model sees what its template makes of what was sent,
 whatever session was found. A wrong, missing or damaged one costs cache, not truth.
 
@@ -115,11 +118,12 @@ class Conversations:
         is_same = latest.tools == transcript.tools_digest
         return latest.name if is_same and goes_on and latest.parted_from(digests) else None
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done that nobody waits for; :meth:`settle` does."""
+    def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have something done whoever goes on waiting for it; :meth:`settle` does."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def settle(self) -> None:
         """Wait until nothing is left to be done."""
@@ -151,15 +155,19 @@ class Conversations:
     async def name(
         self, running: str, name: str, keeping: Keeping, *, after: str | None = None
     ) -> None:
-        """Give a session whose turn is committed its name; its second step sends the requests.
+        """Give a session whose turn is committed its name; one transaction of the journal.
 
-        They are carried out in order, so the turn is not without a name in between. Where it is
-        pinned, the session that it continues, ``after``, is not any more: a conversation has one
-        pin, however many turns.
+        What else is to be done is begun and not waited for: the old name goes, and where the
+        session is pinned, the one that it continues, ``after``, is not any more: a conversation
+        has one pin, however many turns.
         """
-        is_kept, _ = await asyncio.gather(self._fork(running, name), self._delete(running))
-        if not is_kept or keeping.tier is None:
-            return
+        naming = asyncio.ensure_future(self._fork(running, name))
+        await asyncio.sleep(0)  # its request goes out first: the turn is never without a name
+        self.later(self._delete(running))
+        if await naming and keeping.tier is not None:
+            self.later(self._pin(name, keeping, after))
+
+    async def _pin(self, name: str, keeping: Keeping, after: str | None) -> None:
         try:
             await self.client.session(name).pin(tier=keeping.tier, ttl_s=keeping.ttl_s)
             if after is not None and after != name:
@@ -193,7 +201,7 @@ class Conversations:
 
 
 class Exchange:
-    """One request's turn. Run it once, then :meth:`keep` or :meth:`close` it.
+    """One request's turn. Run it once, then :meth:`keep` it, and :meth:`close` it always.
 
     Attributes:
         continues: Name of the session that it continues, None for a new conversation.
@@ -214,6 +222,7 @@ class Exchange:
         self._keeping = keeping
         self._candidates = candidates
         self._running: str | None = None
+        self._naming: asyncio.Task[None] | None = None
         self.continues: str | None = None
         self.is_over: Callable[[], bool] = _never
 
@@ -244,8 +253,8 @@ class Exchange:
         finally:
             await events.aclose()
 
-    async def keep(self, reply: Message) -> None:
-        """Name the session by its conversation, so that it is found; the name is on its way then.
+    def keep(self, reply: Message) -> None:
+        """Begin to name the session by its conversation, whatever becomes of the client.
 
         Args:
             reply: The answer as the client was given it.
@@ -257,9 +266,15 @@ class Exchange:
         self._all.used(name)
         self._all.answered(name, self._transcript, self._keeping)
         naming = self._all.name(running, name, self._keeping, after=self.continues)
-        self._all.later(naming)
-        for _ in range(2):  # what was just begun sends its requests: before any that follow
-            await asyncio.sleep(0)
+        self._naming = self._all.later(naming)
+
+    async def kept(self) -> None:
+        """Wait until the session has its name: before the client is told that the answer is over.
+
+        One that could not be named is told in the log and costs cache, not the answer.
+        """
+        if self._naming is not None:
+            await asyncio.shield(self._naming)
 
     async def close(self) -> None:
         """Leave nothing behind, unless it was kept."""
