@@ -30,6 +30,7 @@ from typing import Any, Unpack
 from sessionkv.client import AsyncClient, AsyncStream, StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import (
+    ConnectionLost,
     PinRefused,
     SessionDamaged,
     SessionExists,
@@ -160,6 +161,9 @@ class Conversations:
         What else is to be done is begun and not waited for: the old name goes, and where the
         session is pinned, the one that it continues, ``after``, is not any more: a conversation
         has one pin, however many turns.
+
+        Raises:
+            ConnectionLost: The engine is gone, perhaps without having named it.
         """
         naming = asyncio.ensure_future(self._fork(running, name))
         await asyncio.sleep(0)  # its request goes out first: the turn is never without a name
@@ -180,11 +184,18 @@ class Conversations:
             _log.warning("a conversation's cache could not be pinned: %s", error.message)
 
     async def _fork(self, running: str, name: str) -> bool:
-        """Whether there is a session of that name now."""
+        """Whether there is a session of that name now.
+
+        Raises:
+            ConnectionLost: Nobody can say.
+        """
         try:
             await self.client.session(running).fork(name)
         except SessionExists:  # the same was asked and answered before
             pass
+        except ConnectionLost:
+            self.forget(name)
+            raise
         except SessionKVError as error:
             self.forget(name)
             _log.warning("a conversation could not be kept: %s", error.message)
@@ -267,11 +278,15 @@ class Exchange:
         self._all.answered(name, self._transcript, self._keeping)
         naming = self._all.name(running, name, self._keeping, after=self.continues)
         self._naming = self._all.later(naming)
+        self._naming.add_done_callback(_heard)
 
     async def kept(self) -> None:
         """Wait until the session has its name: before the client is told that the answer is over.
 
         One that could not be named is told in the log and costs cache, not the answer.
+
+        Raises:
+            ConnectionLost: The engine is gone, perhaps without having named it.
         """
         if self._naming is not None:
             await asyncio.shield(self._naming)

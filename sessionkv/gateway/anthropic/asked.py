@@ -100,7 +100,7 @@ class Asked:
                 self._answer.feed(result.text)
             self._answer.end()
             self._keep(result)
-            await self._kept()
+            await self._named()
         finally:
             await self._close()
         return {
@@ -131,7 +131,7 @@ class Asked:
                     for part in self._parts(event):
                         yield named(part["type"], part)
                     if event.result is not None:
-                        await self._kept()
+                        await self._named()
                         for part in self._last(event.result):
                             yield named(part["type"], part)
         finally:
@@ -196,7 +196,7 @@ class Asked:
         if self._exchange is not None:
             self._exchange.keep(assistant_message(self._answer.content))
 
-    async def _kept(self) -> None:
+    async def _named(self) -> None:
         if self._exchange is not None:
             await self._exchange.kept()
 
