@@ -168,10 +168,12 @@ class Conversations:
         naming = asyncio.ensure_future(self._fork(running, name))
         await asyncio.sleep(0)  # its request goes out first: the turn is never without a name
         self.later(self._delete(running))
-        if await naming and keeping.tier is not None:
+        if await naming:
             self.later(self._pin(name, keeping, after))
 
     async def _pin(self, name: str, keeping: Keeping, after: str | None) -> None:
+        if keeping.tier is None:
+            return
         try:
             await self.client.session(name).pin(tier=keeping.tier, ttl_s=keeping.ttl_s)
             if after is not None and after != name:

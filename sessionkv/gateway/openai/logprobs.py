@@ -41,7 +41,7 @@ class StreamedLogprobs:
 
     def __init__(self) -> None:
         """Start before the answer."""
-        self._held: list[Sequence[TokenLogprob]] = []
+        self._held: list[tuple[TokenLogprob, ...]] = []
         self._num_told = 0
         self._num_bytes = 0  # of the text, less those of the tokens that were told
 
