@@ -27,7 +27,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from sessionkv.client import AsyncClient, AsyncStream, StreamEvent, TurnResult
+from sessionkv.client import AsyncClient, StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import (
     ConnectionLost,
@@ -36,8 +36,8 @@ from sessionkv.errors import (
     SessionExists,
     SessionKVError,
     SessionNotFound,
-    TurnFailed,
 )
+from sessionkv.gateway.early_end import until
 from sessionkv.gateway.transcript import Message, Transcript
 
 _log = logging.getLogger(__name__)
@@ -186,11 +186,7 @@ class Conversations:
             _log.warning("a conversation's cache could not be pinned: %s", error.message)
 
     async def _fork(self, running: str, name: str) -> bool:
-        """Whether there is a session of that name now.
-
-        Raises:
-            ConnectionLost: Nobody can say.
-        """
+        """Whether there is a session of that name now; ConnectionLost where nobody can say."""
         try:
             await self.client.session(running).fork(name)
         except SessionExists:  # the same was asked and answered before
@@ -332,7 +328,7 @@ class Exchange:
             yield StreamEvent(result=result)
             return
         running = client.stream_generate(messages=messages, tools=tools, **rest)
-        async with aclosing(_until(running, self.is_over)) as events:
+        async with aclosing(until(running, self.is_over)) as events:
             async for event in events:
                 yield event
 
@@ -357,7 +353,7 @@ class Exchange:
         try:
             if stream:
                 turn = session.stream(messages=messages, **options)
-                async with aclosing(_until(turn, self.is_over)) as events:
+                async with aclosing(until(turn, self.is_over)) as events:
                     async for event in events:
                         yield event
             else:
@@ -390,21 +386,6 @@ class Exchange:
 
 def _never() -> bool:
     return False
-
-
-async def _until(
-    running: AsyncStream, is_over: Callable[[], bool]
-) -> AsyncGenerator[StreamEvent, None]:
-    """A turn's events until it ends, or may end; what was generated is committed then."""
-    async with running as events:
-        async for event in events:
-            yield event
-            if event.result is None and is_over():
-                kept = await events.cancel(keep=True)
-                if kept is None:
-                    raise TurnFailed("the turn could not be ended where it was over")
-                yield StreamEvent(result=kept)
-                return
 
 
 class _Stale(Exception):
