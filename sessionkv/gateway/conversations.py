@@ -6,6 +6,9 @@ digest names a session; a copy of that session, which costs nothing, is continue
 conversation under history ``follow``, and afterwards has the new conversation's name. So matching
 is by content, works across restarts, and rests on no key that a client may forget or share.
 
+An answer ends for its client when its session has the name: whoever has seen the end finds the
+exchange, though the engine be killed the instant after.
+
 It is never trusted: under ``follow`` the model sees what its template makes of what was sent,
 whatever session was found. A wrong, missing or damaged one costs cache, not truth.
 
@@ -24,16 +27,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from sessionkv.client import AsyncClient, AsyncStream, StreamEvent, TurnResult
+from sessionkv.client import AsyncClient, StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import (
+    ConnectionLost,
     PinRefused,
     SessionDamaged,
     SessionExists,
     SessionKVError,
     SessionNotFound,
-    TurnFailed,
 )
+from sessionkv.gateway.early_end import until
 from sessionkv.gateway.transcript import Message, Transcript
 
 _log = logging.getLogger(__name__)
@@ -115,11 +119,12 @@ class Conversations:
         is_same = latest.tools == transcript.tools_digest
         return latest.name if is_same and goes_on and latest.parted_from(digests) else None
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done that nobody waits for; :meth:`settle` does."""
+    def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have something done whoever goes on waiting for it; :meth:`settle` does."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def settle(self) -> None:
         """Wait until nothing is left to be done."""
@@ -151,14 +156,23 @@ class Conversations:
     async def name(
         self, running: str, name: str, keeping: Keeping, *, after: str | None = None
     ) -> None:
-        """Give a session whose turn is committed its name; its second step sends the requests.
+        """Give a session whose turn is committed its name; one transaction of the journal.
 
-        They are carried out in order, so the turn is not without a name in between. Where it is
-        pinned, the session that it continues, ``after``, is not any more: a conversation has one
-        pin, however many turns.
+        What else is to be done is begun and not waited for: the old name goes, and where the
+        session is pinned, the one that it continues, ``after``, is not any more: a conversation
+        has one pin, however many turns.
+
+        Raises:
+            ConnectionLost: The engine is gone, perhaps without having named it.
         """
-        is_kept, _ = await asyncio.gather(self._fork(running, name), self._delete(running))
-        if not is_kept or keeping.tier is None:
+        naming = asyncio.ensure_future(self._fork(running, name))
+        await asyncio.sleep(0)  # its request goes out first: the turn is never without a name
+        self.later(self._delete(running))
+        if await naming:
+            self.later(self._pin(name, keeping, after))
+
+    async def _pin(self, name: str, keeping: Keeping, after: str | None) -> None:
+        if keeping.tier is None:
             return
         try:
             await self.client.session(name).pin(tier=keeping.tier, ttl_s=keeping.ttl_s)
@@ -172,11 +186,14 @@ class Conversations:
             _log.warning("a conversation's cache could not be pinned: %s", error.message)
 
     async def _fork(self, running: str, name: str) -> bool:
-        """Whether there is a session of that name now."""
+        """Whether there is a session of that name now; ConnectionLost where nobody can say."""
         try:
             await self.client.session(running).fork(name)
         except SessionExists:  # the same was asked and answered before
             pass
+        except ConnectionLost:
+            self.forget(name)
+            raise
         except SessionKVError as error:
             self.forget(name)
             _log.warning("a conversation could not be kept: %s", error.message)
@@ -193,7 +210,7 @@ class Conversations:
 
 
 class Exchange:
-    """One request's turn. Run it once, then :meth:`keep` or :meth:`close` it.
+    """One request's turn. Run it once, then :meth:`keep` it, and :meth:`close` it always.
 
     Attributes:
         continues: Name of the session that it continues, None for a new conversation.
@@ -214,6 +231,7 @@ class Exchange:
         self._keeping = keeping
         self._candidates = candidates
         self._running: str | None = None
+        self._naming: asyncio.Task[None] | None = None
         self.continues: str | None = None
         self.is_over: Callable[[], bool] = _never
 
@@ -244,8 +262,8 @@ class Exchange:
         finally:
             await events.aclose()
 
-    async def keep(self, reply: Message) -> None:
-        """Name the session by its conversation, so that it is found; the name is on its way then.
+    def keep(self, reply: Message) -> None:
+        """Begin to name the session by its conversation, whatever becomes of the client.
 
         Args:
             reply: The answer as the client was given it.
@@ -257,9 +275,19 @@ class Exchange:
         self._all.used(name)
         self._all.answered(name, self._transcript, self._keeping)
         naming = self._all.name(running, name, self._keeping, after=self.continues)
-        self._all.later(naming)
-        for _ in range(2):  # what was just begun sends its requests: before any that follow
-            await asyncio.sleep(0)
+        self._naming = self._all.later(naming)
+        self._naming.add_done_callback(_heard)
+
+    async def kept(self) -> None:
+        """Wait until the session has its name: before the client is told that the answer is over.
+
+        One that could not be named is told in the log and costs cache, not the answer.
+
+        Raises:
+            ConnectionLost: The engine is gone, perhaps without having named it.
+        """
+        if self._naming is not None:
+            await asyncio.shield(self._naming)
 
     async def close(self) -> None:
         """Leave nothing behind, unless it was kept."""
@@ -300,7 +328,7 @@ class Exchange:
             yield StreamEvent(result=result)
             return
         running = client.stream_generate(messages=messages, tools=tools, **rest)
-        async with aclosing(_until(running, self.is_over)) as events:
+        async with aclosing(until(running, self.is_over)) as events:
             async for event in events:
                 yield event
 
@@ -325,7 +353,7 @@ class Exchange:
         try:
             if stream:
                 turn = session.stream(messages=messages, **options)
-                async with aclosing(_until(turn, self.is_over)) as events:
+                async with aclosing(until(turn, self.is_over)) as events:
                     async for event in events:
                         yield event
             else:
@@ -358,21 +386,6 @@ class Exchange:
 
 def _never() -> bool:
     return False
-
-
-async def _until(
-    running: AsyncStream, is_over: Callable[[], bool]
-) -> AsyncGenerator[StreamEvent, None]:
-    """A turn's events until it ends, or may end; what was generated is committed then."""
-    async with running as events:
-        async for event in events:
-            yield event
-            if event.result is None and is_over():
-                kept = await events.cancel(keep=True)
-                if kept is None:
-                    raise TurnFailed("the turn could not be ended where it was over")
-                yield StreamEvent(result=kept)
-                return
 
 
 class _Stale(Exception):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
+from sessionkv.text.builtin import END_OF_TEXT, IM_END
+from tests.builders.gateway import HEAD, MODEL, HttpEngine, http_engine, replies
 
 CHAT = "/v1/chat/completions"
 SAID = "a\u0e01"
@@ -52,3 +53,39 @@ def test_tops_without_log_probabilities_are_refused(served: HttpEngine) -> None:
     answer = served.post(CHAT, body(logprobs=False, top_logprobs=2))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "top_logprobs"
+
+
+def ends_with(end: int) -> Any:
+    """A runner's script: says "a\\xff" and a Thai letter, then ends with this token."""
+    said = [97, 0xFF, *"\u0e01".encode()]
+
+    def script(ids: Sequence[int]) -> int:
+        opening = [257, *HEAD, 10]
+        begun = max(i for i in range(len(ids)) if list(ids[i : i + len(opening)]) == opening)
+        done = len(ids) - begun - len(opening)
+        return said[done] if done < len(said) else end
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("end", "stop", "num_tokens"),
+    [(END_OF_TEXT, None, 5), (IM_END, None, 6), (IM_END, "\u0e01", 2), (IM_END, "\ufffd", 1)],
+)
+def test_a_stream_has_those_of_the_whole_answer(
+    end: int, stop: str | None, num_tokens: int
+) -> None:
+    fields = {} if stop is None else {"stop": stop}
+    with http_engine(runner={"script": ends_with(end)}) as served:
+        (whole,) = served.post(CHAT, body(**fields)).json()["choices"]
+        *chunks, _ = served.stream(CHAT, body(stream=True, **fields))
+        prompt = "<|im_start|>assistant\n"
+        asked = {"model": MODEL, "prompt": prompt, "logprobs": 0} | fields
+        (completed,) = served.post("/v1/completions", asked).json()["choices"]
+        *pieces, _ = served.stream("/v1/completions", asked | {"stream": True})
+    logprobs = [chunk["choices"][0]["logprobs"] or {"content": []} for chunk in chunks]
+    assert [entry for part in logprobs for entry in part["content"]] == whole["logprobs"]["content"]
+    assert len(whole["logprobs"]["content"]) == num_tokens
+    told = [piece["choices"][0]["logprobs"] or {} for piece in pieces]
+    for key in ("tokens", "token_logprobs", "text_offset"):
+        assert [value for part in told for value in part.get(key, ())] == completed["logprobs"][key]

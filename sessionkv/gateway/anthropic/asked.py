@@ -99,7 +99,8 @@ class Asked:
             if not self._may_end_early:
                 self._answer.feed(result.text)
             self._answer.end()
-            await self._keep(result)
+            self._keep(result)
+            await self._named()
         finally:
             await self._close()
         return {
@@ -127,18 +128,21 @@ class Asked:
                         yield named("message_start", start)
                     elif event.progress is not None:
                         yield named("ping", _progress(event))
-                    for part in await self._parts(event):
+                    for part in self._parts(event):
                         yield named(part["type"], part)
+                    if event.result is not None:
+                        await self._named()
+                        for part in self._last(event.result):
+                            yield named(part["type"], part)
         finally:
             await self._close()
 
-    async def _parts(self, event: StreamEvent) -> list[Event]:
-        """What an event of the turn tells of the answer."""
+    def _parts(self, event: StreamEvent) -> list[Event]:
+        """What an event of the turn tells of the answer's content."""
         told = self._answer.feed(event.text)
         if event.result is not None:
             told += self._answer.end()
-            await self._keep(event.result)
-            told += self._last(event.result)
+            self._keep(event.result)
         return told
 
     def _start(self, event: StreamEvent) -> dict[str, Any] | None:
@@ -185,12 +189,16 @@ class Asked:
             async for event in events:
                 yield event
 
-    async def _keep(self, result: TurnResult) -> None:
+    def _keep(self, result: TurnResult) -> None:
         if self._body.diagnostics is not None:
             found = fingerprint(self._served.id, self._converted.transcript)
             self._fingerprints.put(self._id, found, prompt_tokens=result.usage.prompt_tokens)
         if self._exchange is not None:
-            await self._exchange.keep(assistant_message(self._answer.content))
+            self._exchange.keep(assistant_message(self._answer.content))
+
+    async def _named(self) -> None:
+        if self._exchange is not None:
+            await self._exchange.kept()
 
     async def _close(self) -> None:
         if self._exchange is not None:

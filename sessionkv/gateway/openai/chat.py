@@ -13,13 +13,14 @@ from fastapi.responses import JSONResponse, Response
 
 from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
+from sessionkv.client.results import Logprobs
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.conversations import Exchange
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.keeping import keeping_of
 from sessionkv.gateway.openai.chat_choice import Choice
 from sessionkv.gateway.openai.chat_request import ChatRequest
-from sessionkv.gateway.openai.logprobs import chat_logprobs
+from sessionkv.gateway.openai.logprobs import StreamedLogprobs, chat_logprobs
 from sessionkv.gateway.openai.sampling import priority_of, sampling_of, tier_of
 from sessionkv.gateway.openai.usage import usage_map
 from sessionkv.gateway.replies import ReplyStyle
@@ -83,6 +84,7 @@ class _Asked:
         if not body.tools or body.tool_choice == "none":
             style = style.without_calls()
         self._choices = [_choice(style, body) for _ in wanted]
+        self._logprobs = [StreamedLogprobs() for _ in wanted]
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -93,17 +95,17 @@ class _Asked:
     def _options(self, index: int) -> TurnOptions:
         return {"sampling": self._wanted[index], "priority": priority_of(self._body)}
 
-    async def _end(self, index: int, result: TurnResult) -> list[dict[str, Any]]:
-        """The last deltas of an answer; its exchange is kept."""
+    def _end(self, index: int, result: TurnResult) -> list[dict[str, Any]]:
+        """The last deltas of an answer; its exchange is being kept."""
         deltas = self._choices[index].end(result)
-        await self._exchanges[index].keep(self._choices[index].message)
+        self._exchanges[index].keep(self._choices[index].message)
         return deltas
 
-    async def _logprobs(self, event: StreamEvent | TurnResult) -> dict[str, Any] | None:
-        if self._body.num_logprobs is None or event.logprobs is None:
+    async def _told(self, entries: Logprobs | None) -> dict[str, Any] | None:
+        if self._body.num_logprobs is None or entries is None:
             return None
-        pieces = await self._caller.pieces.of_logprobs(self._caller.client, event.logprobs)
-        return chat_logprobs(event.logprobs, pieces, tops=self._body.num_logprobs)
+        pieces = await self._caller.pieces.of_logprobs(self._caller.client, entries)
+        return chat_logprobs(entries, pieces, tops=self._body.num_logprobs)
 
     def _usage(self, results: Sequence[TurnResult]) -> dict[str, Any]:
         thoughts = sum(
@@ -128,6 +130,8 @@ class _Asked:
                 ]
             )
             choices = [await self._whole_choice(*item) for item in enumerate(results)]
+            for exchange in self._exchanges:
+                await exchange.kept()
         finally:
             await self._close()
         usage = self._usage(results)
@@ -142,11 +146,11 @@ class _Asked:
     async def _whole_choice(self, index: int, result: TurnResult) -> dict[str, Any]:
         choice = self._choices[index]
         choice.feed(result.text)
-        await self._end(index, result)
+        self._end(index, result)
         return {
             "index": index,
             "message": choice.message,
-            "logprobs": await self._logprobs(result),
+            "logprobs": await self._told(result.logprobs),
             "finish_reason": choice.finish_reason,
         }
 
@@ -175,6 +179,10 @@ class _Asked:
                     yield self._chunk(piece)
                 if event.result is not None:
                     results[index] = event.result
+                    await self._exchanges[index].kept()
+                    reason = self._choices[index].finish_reason
+                    last = _Piece(index, {}, reason=reason, result=event.result)
+                    yield self._chunk(last)
             ordered = [results[index] for index in sorted(results)]
             if has_usage:
                 rest = {"usage": self._usage(ordered), "sessionkv": extension(ordered)}
@@ -190,16 +198,15 @@ class _Asked:
         """What one event tells: its log-probabilities go with the first of it."""
         deltas = self._choices[index].feed(event.text)
         if event.result is not None:
-            deltas += await self._end(index, event.result)
+            deltas += self._end(index, event.result)
         pieces = [_Piece(index, delta) for delta in deltas]
-        logprobs = await self._logprobs(event)
-        if logprobs is not None and logprobs["content"]:
-            if not pieces:
-                pieces.append(_Piece(index, {}))
-            pieces[0].logprobs = logprobs
-        if event.result is not None:
-            reason = self._choices[index].finish_reason
-            pieces.append(_Piece(index, {}, reason=reason, result=event.result))
+        if self._body.num_logprobs is not None:
+            entries = await self._logprobs[index].next(
+                event, self._caller.pieces, self._caller.client
+            )
+            if entries:
+                pieces = pieces or [_Piece(index, {})]
+                pieces[0].logprobs = await self._told(entries)
         return pieces
 
     def _chunk(self, piece: _Piece) -> bytes:

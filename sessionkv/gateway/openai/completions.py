@@ -16,7 +16,7 @@ from sessionkv.client.options import GenerateOptions
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.errors import refused
-from sessionkv.gateway.openai.logprobs import CompletionLogprobs
+from sessionkv.gateway.openai.logprobs import CompletionLogprobs, StreamedLogprobs
 from sessionkv.gateway.openai.sampling import priority_of, sampling_of, tier_of
 from sessionkv.gateway.openai.schema import Sampling
 from sessionkv.gateway.openai.usage import usage_map
@@ -111,6 +111,7 @@ class _Asked:
         self._turns = [(prompt, sampling) for prompt in body.prompts() for sampling in wanted]
         self._n = len(wanted)
         self._logprobs = [CompletionLogprobs() for _ in self._turns]
+        self._streamed = [StreamedLogprobs() for _ in self._turns]
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -140,13 +141,24 @@ class _Asked:
     def _said(self, text: str) -> str:
         return "" if self._body.max_tokens == 0 else text
 
-    async def _told(self, index: int, event: StreamEvent | TurnResult) -> dict[str, Any] | None:
+    async def _next(self, index: int, event: StreamEvent) -> dict[str, Any] | None:
+        """What an event of a stream tells; an echo has none there."""
+        if self._body.logprobs is None:
+            return None
+        told, client, pieces = self._logprobs[index], self._caller.client, self._caller.pieces
+        entries = await self._streamed[index].next(event, pieces, client)
+        if not entries:
+            return None
+        known = await pieces.of_logprobs(client, entries)
+        return told.of(entries, known, tops=self._body.logprobs)
+
+    async def _told(self, index: int, event: TurnResult) -> dict[str, Any] | None:
         if self._body.logprobs is None or event.logprobs is None:
             return None
         told, tops = self._logprobs[index], self._body.logprobs
         entries = () if self._body.max_tokens == 0 else event.logprobs
         client = self._caller.client
-        if not isinstance(event, TurnResult) or event.prompt_logprobs is None:
+        if event.prompt_logprobs is None:
             return told.of(
                 entries, await self._caller.pieces.of_logprobs(client, entries), tops=tops
             )
@@ -208,7 +220,7 @@ class _Asked:
                     begun.add(index)
                     if text := await self._echoed(self._turns[index][0]):
                         yield self._chunk(index, text)
-                told = await self._told(index, event)
+                told = await self._next(index, event)
                 text = self._said(event.text)
                 if event.result is not None:
                     results[index] = event.result

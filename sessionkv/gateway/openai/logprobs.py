@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sessionkv.client import AsyncClient, StreamEvent
 from sessionkv.client.results import Logprobs
+from sessionkv.gateway.pieces import Pieces
 from sessionkv.types import TokenLogprob
 
 LEAST = -9999.0
@@ -28,6 +30,43 @@ def chat_logprobs(entries: Logprobs, pieces: Mapping[int, bytes], *, tops: int) 
         for token in entries
     ]
     return {"content": content, "refusal": None}
+
+
+class StreamedLogprobs:
+    """Of one streamed answer: all pieces together are what the whole answer would have.
+
+    What ends a reply, an end token or a stop string, is sampled before it is known to be no part
+    of it. So a token is told once all of its bytes are in the text, the rest with the result.
+    """
+
+    def __init__(self) -> None:
+        """Start before the answer."""
+        self._held: list[tuple[TokenLogprob, ...]] = []
+        self._num_told = 0
+        self._num_bytes = 0  # of the text, less those of the tokens that were told
+
+    async def next(self, event: StreamEvent, pieces: Pieces, client: AsyncClient) -> Logprobs:
+        """What can be told with an event; O(tokens held and new).
+
+        Raises:
+            SessionKVError: The engine cannot say what its tokens stand for.
+        """
+        if event.result is not None:
+            return tuple((event.result.logprobs or ())[self._num_told :])
+        self._held += event.logprobs or ()
+        # A replaced byte is at least one: what cannot be read is told too late, never too early.
+        self._num_bytes += len(event.text.encode()) - 2 * event.text.count("\ufffd")
+        known = await pieces.of(client, (token[0].token_id for token in self._held))
+        told = 0
+        for token in self._held:
+            size = len(known[token[0].token_id])
+            if size > self._num_bytes:
+                break
+            self._num_bytes -= size
+            told += 1
+        settled, self._held = tuple(self._held[:told]), self._held[told:]
+        self._num_told += told
+        return settled
 
 
 class CompletionLogprobs:

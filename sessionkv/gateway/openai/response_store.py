@@ -82,7 +82,7 @@ class ResponseStore:
         self,
         client: AsyncClient,
         style: ReplyStyle,
-        later: Callable[[Coroutine[Any, Any, None]], None],
+        later: Callable[[Coroutine[Any, Any, None]], object],
         *,
         run: str,
     ) -> None:
