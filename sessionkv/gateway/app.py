@@ -16,7 +16,7 @@ from sessionkv.errors import SessionKVError
 from sessionkv.gateway import admin, health, metrics, page_files
 from sessionkv.gateway.anthropic import messages
 from sessionkv.gateway.bodies import BodyLimits
-from sessionkv.gateway.errors import Problem, invalid_body, problem_response
+from sessionkv.gateway.errors import DOCUMENTED, Problem, invalid_body, problem_response
 from sessionkv.gateway.guard import Guard
 from sessionkv.gateway.openai import chat, completions, models, responses
 from sessionkv.gateway.services import Services
@@ -53,6 +53,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         title="sessionkv",
         version=version("sessionkv"),
         lifespan=lifespan,
+        responses={400: DOCUMENTED, "4XX": DOCUMENTED},  # with the latter none is 422
         strict_content_type=False,
         docs_url=None,  # those pages load scripts from elsewhere; /openapi.json is what they show
         redoc_url=None,

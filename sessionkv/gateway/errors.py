@@ -52,6 +52,31 @@ _STATUS: Mapping[str, int] = {
     "engine_closed": 503,
     "store_unavailable": 503,
 }
+_TEXT = {"type": "string"}
+DOCUMENTED: dict[str, Any] = {
+    "description": "The request is at fault: in the shape of its API, with figures",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error"],
+                "properties": {
+                    "error": {
+                        "type": "object",
+                        "required": ["message", "type", "code", "param"],
+                        "properties": {
+                            "message": _TEXT,
+                            "type": _TEXT,
+                            "code": _TEXT,
+                            "param": {"type": ["string", "null"]},
+                        },
+                    }
+                },
+            }
+        }
+    },
+}
+"""For the document of every route."""
 _CODES = {"prompt_too_long": "context_length_exceeded"}
 _OPENAI_TYPES = {
     401: "authentication_error",

@@ -22,6 +22,10 @@ from sessionkv.gateway.errors import Problem, problem_of
 
 T = TypeVar("T")
 PING = b": ping\n\n"
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
+"""For the document of a route that answers at once or as a stream."""
 STALL_S = 10.0
 """How long a client may read nothing: well below the time after which the engine would end all
 streams of the connection that this one shares, as their unread events count together."""
