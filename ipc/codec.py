@@ -128,7 +128,11 @@ def encode_request(request: m.Request, limits: LimitsConfig) -> bytes:
         raise InvalidRequest(request.TYPE, str(error), "plain values") from None
     if len(frame) > limits.frame_bytes:
         raise InvalidRequest(
-            request.TYPE, f"{len(frame)} bytes long", f"at most {limits.frame_bytes} bytes"
+            request.TYPE,
+            f"{len(frame)} bytes long",
+            f"at most {limits.frame_bytes} bytes",
+            frame_bytes=len(frame),
+            allowed_bytes=limits.frame_bytes,
         )
     return frame
 

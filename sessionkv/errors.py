@@ -105,7 +105,13 @@ class InvalidRequest(RequestError):
     code = "invalid_request"
 
     def __init__(
-        self, field: str, value: object, allowed: str, *, message: str | None = None
+        self,
+        field: str,
+        value: object,
+        allowed: str,
+        *,
+        message: str | None = None,
+        **details: Any,
     ) -> None:
         """Name the field, the value and what is allowed; ``message`` where that reads badly."""
         shown = _shown(value)
@@ -114,6 +120,7 @@ class InvalidRequest(RequestError):
             field=field,
             value=shown,
             allowed=allowed,
+            **details,
         )
 
 

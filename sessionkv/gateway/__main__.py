@@ -25,6 +25,8 @@ from sessionkv.gateway.settings import GatewaySettings
 def main() -> int:
     """Serve until the engine's process ends or says so; 1 when the engine cannot be reached."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # What it warns of is what clients send that is no HTTP: nothing that the log should fill with.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     link, listener = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
     with listener, link, link.makefile("rb") as lines:
         line = lines.readline()

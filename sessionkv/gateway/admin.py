@@ -122,7 +122,7 @@ def _add_questions(routes: APIRouter, services: Services, every_s: float) -> Non
         """All of the engine's figures."""
         return await (await services.client(request)).stats()
 
-    @routes.get("/events", response_model=None)
+    @routes.get("/events", response_class=EventStream, status_code=200)
     async def events(request: Request, session: str | None = None) -> Response:
         """Figures, and what is known of a session, as they change: a stream for a page."""
         client, model = await services.client(request), await services.model()
@@ -148,7 +148,7 @@ def _add_changes(routes: APIRouter, services: Services) -> None:
         )
         return session_map(await opened.info())
 
-    @routes.post("/turn", response_model=None)
+    @routes.post("/turn", response_class=EventStream, status_code=200)
     async def turn(request: Request, body: TurnBody) -> Response:
         """Say something and stream the reply; who goes away cancels it."""
         session = await handle(request, body)

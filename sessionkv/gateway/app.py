@@ -11,12 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sessionkv.errors import SessionKVError
 from sessionkv.gateway import admin, health, metrics, page_files
 from sessionkv.gateway.anthropic import messages
-from sessionkv.gateway.errors import Problem, invalid_body, problem_response
+from sessionkv.gateway.bodies import BodyLimits
+from sessionkv.gateway.errors import DOCUMENTED, Problem, invalid_body, problem_response
 from sessionkv.gateway.guard import Guard
 from sessionkv.gateway.openai import chat, completions, models, responses
 from sessionkv.gateway.services import Services
@@ -53,11 +53,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         title="sessionkv",
         version=version("sessionkv"),
         lifespan=lifespan,
+        responses={400: DOCUMENTED, "4XX": DOCUMENTED},  # with the latter none is 422
         strict_content_type=False,
         docs_url=None,  # those pages load scripts from elsewhere; /openapi.json is what they show
         redoc_url=None,
     )
-    app.add_middleware(_BodyLimit, most=settings.body_bytes)
+    app.add_middleware(BodyLimits, bounds=services, pause_s=settings.body_pause_s)
     app.add_middleware(
         Guard, admission=services, hosts=settings.hosts, origins=settings.cors_origins
     )
@@ -82,7 +83,17 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 async def _invalid(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         return problem_response(request, error)
-    return invalid_body(error.errors()).response(request.url.path)
+    problems = error.errors()
+    is_unread = [tuple(problem["loc"]) for problem in problems] == [("body",)]
+    if is_unread and not _says_json(request):  # it was handed on as bytes, which are no object
+        why = "the body is JSON: send it with Content-Type: application/json"
+        return Problem(415, "unsupported_media_type", why).response(request.url.path)
+    return invalid_body(problems).response(request.url.path)
+
+
+def _says_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind.endswith(("/json", "+json"))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -95,7 +106,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "body_timeout",
+    413: "request_too_large",
+    503: "engine_closed",
+}
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -105,35 +122,3 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     return problem_response(request, error)
-
-
-class _BodyLimit:
-    """Refuses bodies that are too large, before or while they come."""
-
-    def __init__(self, app: ASGIApp, *, most: int) -> None:
-        self._app = app
-        self._most = most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
-        if announced.isdigit() and int(announced) > self._most:
-            await self._problem().response(scope["path"])(scope, receive, send)
-            return
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            if message["type"] == "http.request":
-                received += len(message.get("body", b""))
-                if received > self._most:
-                    raise HTTPException(413, self._problem().message)
-            return message
-
-        await self._app(scope, counted, send)
-
-    def _problem(self) -> Problem:
-        return Problem(413, "request_too_large", f"a body has at most {self._most} bytes")

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sessionkv.errors import InvalidRequest, Overloaded, SessionKVError
+from sessionkv.errors import ConnectionLost, InvalidRequest, Overloaded, SessionKVError
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,31 @@ _STATUS: Mapping[str, int] = {
     "engine_closed": 503,
     "store_unavailable": 503,
 }
+_TEXT = {"type": "string"}
+DOCUMENTED: dict[str, Any] = {
+    "description": "The request is at fault: in the shape of its API, with figures",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error"],
+                "properties": {
+                    "error": {
+                        "type": "object",
+                        "required": ["message", "type", "code", "param"],
+                        "properties": {
+                            "message": _TEXT,
+                            "type": _TEXT,
+                            "code": _TEXT,
+                            "param": {"type": ["string", "null"]},
+                        },
+                    }
+                },
+            }
+        }
+    },
+}
+"""For the document of every route."""
 _CODES = {"prompt_too_long": "context_length_exceeded"}
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -135,20 +160,39 @@ def problem_of(error: Exception) -> Problem:
     if not isinstance(error, SessionKVError):
         _log.error("a request could not be handled", exc_info=error)
         return Problem(500, "internal_error", "the gateway could not handle the request")
+    if error.code == NO_KEY.code:
+        return NO_KEY
     status = _STATUS.get(error.code, 500)
     details = {name: value for name, value in error.details.items() if name not in _INTERNAL}
+    if "frame_bytes" in details:
+        return Problem(413, "request_too_large", _TOO_LARGE, details=details)
     if error.code == "prompt_too_long":
         details["n_prompt_tokens"] = details.get("n_prompt")
     retry = error.details.get("retry_after_s") if error.retryable else None
     if retry is None and error.retryable:
         retry = _RETRY_S.get(status, 1.0)
     param = error.details.get("field" if isinstance(error, InvalidRequest) else "param")
-    message, param = _renamed(error.message, param)
+    message, param = _renamed(_public(error), param)
     code = _CODES.get(error.code, error.code)
     return Problem(status, code, message, param, details, retry)
 
 
 _INTERNAL = frozenset({"endpoint", "directory", "damage", "field", "param"})
+_TOO_LARGE = "the request, with what it continues, is larger than this engine takes"
+NO_KEY = Problem(
+    401,
+    "unauthorized",
+    "give an API key that is known here: Authorization: Bearer KEY, or x-api-key: KEY",
+)
+"""Without a key and with an unknown one alike."""
+
+
+def _public(error: SessionKVError) -> str:
+    """What an error says, without the places on this machine that it says it of."""
+    if error.code == ConnectionLost.code:
+        return "the connection to the engine was lost: try again"
+    directory = error.details.get("directory")
+    return error.message.replace(directory, "the store") if directory else error.message
 
 
 def _renamed(message: str, param: str | None) -> tuple[str, str | None]:

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sessionkv.errors import SessionKVError
-from sessionkv.gateway.errors import Problem, problem_of
+from sessionkv.gateway.errors import NO_KEY, Problem, problem_of
 
 OPEN_PATHS = frozenset({"/health", "/"})
 OPEN_FOLDER = "/page/"
@@ -81,8 +81,9 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            return  # there are no web sockets here
+        if scope["type"] != "http":  # there are no web sockets here
+            await send({"type": "websocket.close", "code": 1008})
+            return
         headers = Headers(scope=scope)
         problem = await self._problem(scope["path"], headers)
         if problem is None:
@@ -105,7 +106,7 @@ class Guard:
             return None
         key = key_of(headers)
         if key is None:
-            return Problem(401, "unauthorized", "give an API key: Authorization: Bearer KEY")
+            return NO_KEY
         try:
             await self._admission.admit(key)
         except SessionKVError as error:
@@ -125,8 +126,14 @@ class Guard:
         return address.lower() == headers.get("host", "").lower() != ""
 
 
+_NOT_IN_HOST = frozenset("@/?#\\")
+"""What would make a URL of it, in which the name is another part."""
+
+
 def _hostname(host: str) -> str:
     """The name of ``name:port`` or ``[address]:port``; empty where it is neither."""
+    if not _NOT_IN_HOST.isdisjoint(host):
+        return ""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from sessionkv.gateway.services import Services
 from sessionkv.types import FinishReason, MissReason, Tier
@@ -86,7 +86,7 @@ def router(services: Services) -> APIRouter:
     """The route."""
     routes = APIRouter(tags=["metrics"])
 
-    @routes.get("/metrics", summary="Prometheus metrics")
+    @routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         stats = await (await services.client(request)).stats()
         return Response(

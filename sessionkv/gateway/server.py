@@ -28,6 +28,7 @@ class GatewayServer(uvicorn.Server):
         config = uvicorn.Config(
             create_app(settings),
             lifespan="on",
+            ws="none",  # else an upgrade is answered before the guard has seen the request
             log_config=None,
             access_log=False,
             server_header=False,

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from sessionkv.client import AsyncClient
 from sessionkv.errors import ModelNotFound, Unauthorized
 from sessionkv.gateway.clients import Caller, ClientPool
+from sessionkv.gateway.errors import NO_KEY
 from sessionkv.gateway.guard import key_of
 from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.gateway.settings import GatewaySettings
@@ -88,13 +89,20 @@ class Services:
         """
         key = key_of(request.headers) if self.asks_for_keys else None
         if key is None and self.asks_for_keys:
-            raise Unauthorized("give an API key: Authorization: Bearer KEY")
+            raise Unauthorized(NO_KEY.message)
         return await self._clients.get(key)
 
     @property
     def asks_for_keys(self) -> bool:
         """Whether callers have to show a key."""
         return self.settings.key is not None
+
+    @property
+    def body_bytes(self) -> int:
+        """Largest body of a request: no larger than a frame, in which the engine gets it."""
+        frame_bytes = None if self._model is None else self._model.limits.get("frame_bytes")
+        most = self.settings.body_bytes
+        return most if frame_bytes is None else min(most, frame_bytes)
 
     async def admit(self, key: str) -> None:
         """See that the engine knows a key.

@@ -17,7 +17,9 @@ class GatewaySettings:
     Attributes:
         endpoint: The engine's socket.
         ping_s: A stream that has had nothing to say for so long says that it lives.
-        body_bytes: Largest request body; a larger one is answered with 413.
+        body_bytes: Largest request body, also where the engine would take a larger one; beyond
+            what either takes the answer is 413.
+        body_pause_s: A body of which nothing comes for so long is given up, with 408.
         reply_style: How the model writes tool calls and reasoning, where the engine's own finding
             is to be overruled.
         clients: Connections to the engine, one for each key, past which idle ones are closed.
@@ -30,6 +32,7 @@ class GatewaySettings:
     endpoint: str
     ping_s: float = 10.0
     body_bytes: int = 32 * 1024**2
+    body_pause_s: float = 30.0
     clients: int = 64
     key: str | None = None
     hosts: Sequence[str] = ()

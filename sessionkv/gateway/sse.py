@@ -22,9 +22,16 @@ from sessionkv.gateway.errors import Problem, problem_of
 
 T = TypeVar("T")
 PING = b": ping\n\n"
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
+"""For the document of a route that answers at once or as a stream."""
 STALL_S = 10.0
 """How long a client may read nothing: well below the time after which the engine would end all
 streams of the connection that this one shares, as their unread events count together."""
+_AT_ONCE = 4
+"""Events written before the loop has a turn, in which it notices that a client is gone: asyncio
+logs a line for each further write to such a one, from the fifth on."""
 
 
 def data(value: Any) -> bytes:
@@ -91,6 +98,7 @@ class EventStream(Response):
         self._ping = ping
         self._stall_s = stall_s
         self._begun = False
+        self._at_once = 0
         self._spoke = False
         self._over = False
 
@@ -145,6 +153,10 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except TimeoutError:
             raise ClientGone from None
+        self._at_once += 1
+        if self._at_once == _AT_ONCE:
+            self._at_once = 0
+            await asyncio.sleep(0)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -17,7 +17,7 @@ from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.services import Services
-from sessionkv.gateway.sse import EventStream, named, unless_gone
+from sessionkv.gateway.sse import STREAMED, EventStream, named, unless_gone
 
 PING = named("ping", {"type": "ping"})
 
@@ -27,7 +27,7 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["messages"])
     fingerprints: WeakKeyDictionary[Caller, Fingerprints] = WeakKeyDictionary()  # own ones alone
 
-    @routes.post("/v1/messages", response_model=None)
+    @routes.post("/v1/messages", response_model=None, responses=STREAMED)
     async def create(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, at once or as a stream."""
         served = await services.model()

@@ -27,7 +27,7 @@ from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel, Services
 from sessionkv.gateway.side_by_side import all_of, merged
-from sessionkv.gateway.sse import EventStream, data, progress, unless_gone
+from sessionkv.gateway.sse import STREAMED, EventStream, data, progress, unless_gone
 from sessionkv.types import SamplingParams
 
 
@@ -35,7 +35,7 @@ def router(services: Services) -> APIRouter:
     """Routes of Chat Completions."""
     routes = APIRouter(tags=["chat"])
 
-    @routes.post("/v1/chat/completions", response_model=None)
+    @routes.post("/v1/chat/completions", response_model=None, responses=STREAMED)
     async def create(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, at once or as a stream."""
         served = await services.model()

@@ -23,7 +23,7 @@ from sessionkv.gateway.openai.usage import usage_map
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel, Services
 from sessionkv.gateway.side_by_side import all_of, merged
-from sessionkv.gateway.sse import EventStream, data, progress, unless_gone
+from sessionkv.gateway.sse import STREAMED, EventStream, data, progress, unless_gone
 from sessionkv.types import SamplingParams
 
 MAX_PROMPTS = 128
@@ -80,7 +80,7 @@ def router(services: Services) -> APIRouter:
     """Routes of Completions."""
     routes = APIRouter(tags=["completions"])
 
-    @routes.post("/v1/completions", response_model=None)
+    @routes.post("/v1/completions", response_model=None, responses=STREAMED)
     async def create(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts, at once or as a stream."""
         served = await services.model()

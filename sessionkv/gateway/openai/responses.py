@@ -18,7 +18,7 @@ from sessionkv.gateway.openai.response_run import ResponseRun
 from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.stores import Stores
 from sessionkv.gateway.services import Services
-from sessionkv.gateway.sse import EventStream, named, unless_gone
+from sessionkv.gateway.sse import STREAMED, EventStream, named, unless_gone
 
 
 def router(services: Services) -> APIRouter:
@@ -27,7 +27,7 @@ def router(services: Services) -> APIRouter:
     stores = Stores(services)
     routes.include_router(conversations.router(stores))
 
-    @routes.post("/v1/responses", response_model=None)
+    @routes.post("/v1/responses", response_model=None, responses=STREAMED)
     async def create(body: ResponseRequest, request: Request) -> Response:
         """Answer, at once or as a stream."""
         served = await services.model()
