@@ -19,6 +19,7 @@ from sessionkv.client import AsyncClient, StreamEvent
 from sessionkv.client.options import TurnOptions
 from sessionkv.client.results import NodeInfo
 from sessionkv.errors import SessionKVError, SessionNotFound
+from sessionkv.gateway.early_end import until
 from sessionkv.gateway.openai.response_body import Kept, body_of, status_of, usage_of
 from sessionkv.gateway.openai.response_errors import PreviousResponseNotFound, ResponseNotFound
 from sessionkv.gateway.openai.response_events import output_of
@@ -31,7 +32,7 @@ from sessionkv.gateway.openai.response_ids import (
     session_of,
 )
 from sessionkv.gateway.openai.response_items import from_messages, to_messages
-from sessionkv.gateway.openai.response_turn import Plan, events_of, generation_of, turn_of
+from sessionkv.gateway.openai.response_turn import Plan, generation_of, turn_of
 from sessionkv.gateway.replies import ReplyEvent, ReplyParser, ReplyStyle
 from sessionkv.types import FinishReason
 
@@ -198,7 +199,7 @@ class ResponseStore:
             SessionKVError: The turn failed, or could not be forgotten.
         """
         if plan.base is None and not plan.is_stored:
-            events = events_of(generation_of(self._client, plan, options), is_over)
+            events = until(generation_of(self._client, plan, options), is_over)
             async with aclosing(events):
                 async for event in events:
                     yield event
@@ -208,7 +209,7 @@ class ResponseStore:
         # them in order, so nothing is waited for in between.
         await asyncio.sleep(0)
         session, is_settled = self._client.session(plan.name), False
-        events = events_of(turn_of(session, plan, options), is_over)
+        events = until(turn_of(session, plan, options), is_over)
         try:
             async for event in events:
                 if event.result is not None:

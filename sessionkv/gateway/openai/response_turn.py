@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessionkv.client import AsyncClient, StreamEvent
+from sessionkv.client import AsyncClient
 from sessionkv.client.async_client import AsyncSession
 from sessionkv.client.async_stream import AsyncStream
 from sessionkv.client.options import GenerateOptions, TurnOptions
-from sessionkv.errors import TurnFailed
 from sessionkv.gateway.openai.response_body import Kept
 
 Message = Mapping[str, Any]
@@ -55,26 +54,3 @@ def generation_of(client: AsyncClient, plan: Plan, options: TurnOptions) -> Asyn
         "progress": options.get("progress", False),
     }
     return client.stream_generate(messages=[*system, *plan.messages], **common)
-
-
-async def events_of(
-    running: AsyncStream, is_over: Callable[[], bool]
-) -> AsyncGenerator[StreamEvent, None]:
-    """What a turn says; the last event has the result.
-
-    Args:
-        running: From :func:`turn_of` or :func:`generation_of`.
-        is_over: Asked after each event; where it is, the turn ends there.
-
-    Raises:
-        SessionKVError: The turn failed.
-    """
-    async with running:
-        async for event in running:
-            yield event
-            if event.result is None and is_over():
-                kept = await running.cancel(keep=True)
-                if kept is None:
-                    raise TurnFailed("the turn could not be ended with its first call")
-                yield StreamEvent(result=kept)
-                return
