@@ -18,13 +18,13 @@ import math
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sessionkv.actor.front_link import CoreEnd, FrontEnded, FrontStarted, StartFront, link_codec
+from sessionkv.actor.own_process import start_module
 from sessionkv.engine.messages import CoreStopped
 from sessionkv.errors import ConnectionLost, EngineStartFailed
 from sessionkv.ipc.frames import FrameSocket
@@ -83,18 +83,13 @@ class FrontProcess:
         with listener, theirs:
             fds = (theirs.fileno(), listener.fileno())
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "sessionkv.actor.front_main", *map(str, fds)],
-                    pass_fds=fds,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # a terminal's Ctrl-C is this process's to handle
+                self._process = start_module(
+                    "sessionkv.actor.front_main", fds, name="the engine's front"
                 )
-            except OSError as error:
+            except EngineStartFailed:
                 self._frames.close()
                 self._waker.close()
-                message = f"the engine's front could not be started ({error})"
-                raise EngineStartFailed(message) from None
+                raise
 
     @property
     def stopped(self) -> CoreStopped | None:

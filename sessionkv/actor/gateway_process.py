@@ -11,13 +11,13 @@ import json
 import logging
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from sessionkv.actor.own_process import start_module
 from sessionkv.config import HttpConfig
 from sessionkv.errors import EngineStartFailed
 
@@ -77,16 +77,7 @@ class GatewayProcess:
             EngineStartFailed: The gateway's process could not be started, or died.
         """
         fds = (self._theirs.fileno(), self._listener.fileno())
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "sessionkv.gateway", *map(str, fds)],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is this process's to handle
-            )
-        except OSError as error:
-            raise EngineStartFailed(f"the gateway could not be started ({error})") from None
+        self._process = start_module("sessionkv.gateway", fds, name="the gateway")
         self._theirs.close()
         self._listener.close()
         with suppress(OSError):  # it died at once: what follows finds that
