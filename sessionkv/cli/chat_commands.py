@@ -23,7 +23,8 @@ HELP = """\
 /sessions        list sessions
 /switch NAME     open or resume another session
 /help, /quit     this list; the end (also Ctrl-D)
-Ctrl-C stops a reply, clears a line that is being typed, and ends the chat at an empty one"""
+Alt-Enter begins a new line; a pasted text is one message
+Ctrl-C stops a reply, clears what is being typed, and ends the chat at an empty prompt"""
 
 
 class ChatQuit(Exception):
