@@ -219,6 +219,7 @@ class Terminal:
 
 
 BEGINS_TO_READ = "\x1b[?2004h"  # a paste is to be marked as one from here on
+XTERM = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
 PASTE, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
 
 
@@ -231,7 +232,7 @@ def test_chat_in_a_terminal(place: Place, at_end: str) -> None:
             process = subprocess.Popen(
                 [*SESSIONKV, "chat", "--endpoint", place.endpoint, "--max-tokens", "8"],
                 cwd=ROOT,
-                env=place.environ | {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"},
+                env=place.environ | XTERM,
                 stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             )  # fmt: skip
             os.close(theirs)
