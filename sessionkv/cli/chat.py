@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         client = _client(args, stack)
         chat = Chat(client, sampling, keep_history=not args.no_history)
         chat.commands.switch(args.session, system=args.system)
+        stack.callback(chat.commands.leave)
         return 0 if chat.loop() else 1
 
 
