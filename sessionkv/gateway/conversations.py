@@ -214,8 +214,8 @@ class Exchange:
 
     Attributes:
         continues: Name of the session that it continues, None for a new conversation.
-        is_over: Asked behind each event of a stream: whether the turn is to end there, with what
-            was generated so far.
+        ends_at: Asked behind each event: after how many characters of the reply the answer is over
+            for its client, where the turn ends; None as long as it is not.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Exchange:
         self._running: str | None = None
         self._naming: asyncio.Task[None] | None = None
         self.continues: str | None = None
-        self.is_over: Callable[[], bool] = _never
+        self.ends_at: Callable[[], int | None] = _never
 
     async def stream(self, **options: Unpack[TurnOptions]) -> AsyncGenerator[StreamEvent, None]:
         """Run the turn; closing the generator cancels it.
@@ -292,7 +292,7 @@ class Exchange:
         rest: Any = {k: v for k, v in options.items() if k != "when_busy"}
         messages, tools = list(self._transcript.messages), self._transcript.tools
         running = self._all.client.stream_generate(messages=messages, tools=tools, **rest)
-        return until(running, self.is_over)
+        return until(running, self.ends_at)
 
     async def _turn(
         self, name: str | None, options: TurnOptions
@@ -314,7 +314,7 @@ class Exchange:
         messages = list(self._transcript.messages)
         try:
             turn = session.stream(messages=messages, **options)
-            async with aclosing(until(turn, self.is_over)) as events:
+            async with aclosing(until(turn, self.ends_at)) as events:
                 async for event in events:
                     yield event
             await made
@@ -343,8 +343,8 @@ class Exchange:
             raise _Stale from None
 
 
-def _never() -> bool:
-    return False
+def _never() -> None:
+    return None
 
 
 class _Stale(Exception):

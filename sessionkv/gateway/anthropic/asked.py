@@ -51,7 +51,7 @@ class Asked:
         self._id = f"msg_{secrets.token_hex(12)}"
         self._answer = self._new_content()
         self._exchange = caller.conversations.begin(self._converted.transcript, self._kept(headers))
-        self._exchange.is_over = lambda: self._answer.is_over
+        self._exchange.ends_at = lambda: self._answer.ends_at
 
     @property
     def _may_end_early(self) -> bool:

@@ -84,11 +84,12 @@ class ChatChoice(Choice):
         self._reply = reply
         self._tops = body.num_logprobs
         self._logprobs = StreamedLogprobs()
+        exchange.ends_at = lambda: reply.ends_at
         self._options: TurnOptions = {
             "sampling": sampling,
             "priority": priority_of(body),
             "progress": bool(body.stream),
-            "deltas": bool(body.stream),
+            "deltas": bool(body.stream) or body.parallel_tool_calls is False,
         }
 
     def turn(self) -> AsyncGenerator[StreamEvent, None]:

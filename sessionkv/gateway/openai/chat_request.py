@@ -55,7 +55,7 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(
-        None, description="`false` leaves out what follows the first call."
+        None, description="`false` ends an answer with its first call."
     )
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
