@@ -108,7 +108,7 @@ class ChatRequest(Sampling):
 
     def demand(self) -> Demand:
         """What an answer is held to by a grammar."""
-        choice, tools = self.tool_choice, self.transcript().tools or []
+        choice, tools = self.tool_choice, [tool.to_map() for tool in self.tools or ()]
         several = self.parallel_tool_calls is not False
         if isinstance(choice, NamedTool):
             named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
