@@ -22,8 +22,13 @@ from typing import Any
 
 from sessionkv.client import AsyncClient
 from sessionkv.client.results import NodeInfo
-from sessionkv.errors import InvalidRequest, SessionBusy, SessionExists, SessionNotFound
-from sessionkv.gateway.openai.response_errors import ConversationNotFound
+from sessionkv.errors import (
+    ConversationNotFound,
+    InvalidRequest,
+    SessionBusy,
+    SessionExists,
+    SessionNotFound,
+)
 from sessionkv.gateway.openai.response_ids import is_conversation_id
 
 _PREFIX = "http:conv:"
@@ -69,7 +74,7 @@ class ConversationLog:
                 _, number, kind = info.name.rsplit(".", 2)
                 found.append(ConversationEvent(int(number), kind, info.name, info.node))
         if not found:
-            raise ConversationNotFound.of(conversation_id)
+            raise ConversationNotFound(conversation_id)
         return found
 
     async def nodes(self, events: Sequence[ConversationEvent]) -> dict[str, NodeInfo]:

@@ -13,6 +13,7 @@ from typing import Any
 from sessionkv.client import AsyncClient
 from sessionkv.client.results import NodeInfo
 from sessionkv.errors import (
+    ItemNotFound,
     SessionBusy,
     SessionKVError,
 )
@@ -21,8 +22,7 @@ from sessionkv.gateway.openai.conversation_log import (
     ConversationLog,
     document_of,
 )
-from sessionkv.gateway.openai.response_body import Kept
-from sessionkv.gateway.openai.response_errors import ItemNotFound
+from sessionkv.gateway.openai.response_body import KeptResponse
 from sessionkv.gateway.openai.response_ids import (
     item_ids,
     new_conversation_id,
@@ -126,7 +126,7 @@ class ConversationStore:
         for item in await self.all_items(conversation_id):
             if item["id"] == item_id:
                 return item
-        raise ItemNotFound.of(item_id)
+        raise ItemNotFound(item_id)
 
     async def standing(self, conversation_id: str) -> Standing:
         """Where a conversation is, for a response to go on from.
@@ -232,7 +232,7 @@ class ConversationStore:
 
 
 def _found(node: NodeInfo) -> Found | None:
-    kept = Kept.of(node)
+    kept = KeptResponse.of(node)
     return None if kept is None else Found(node, kept)
 
 

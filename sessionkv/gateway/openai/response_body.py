@@ -43,7 +43,7 @@ def join_system(parts: Sequence[SystemPart]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptResponse:
     """What is kept of a response beside its turn's own messages.
 
     Attributes:
@@ -65,7 +65,7 @@ class Kept:
         return {_KEPT: dict(self.echo), _PARTS: parts, _OWN: own}
 
     @classmethod
-    def of(cls, node: NodeInfo) -> Kept | None:
+    def of(cls, node: NodeInfo) -> KeptResponse | None:
         """The way back; None where the turn is no response."""
         echo = node.metadata.get(_KEPT)
         if not isinstance(echo, Mapping) or "id" not in echo:
@@ -142,7 +142,7 @@ def _cache_options(body: ResponseRequest) -> dict[str, Any] | None:
 
 
 def body_of(
-    kept: Kept,
+    kept: KeptResponse,
     tools: Sequence[Mapping[str, Any]],
     *,
     status: str,

@@ -20,7 +20,7 @@ from sessionkv.gateway.replies import (
     Text,
 )
 
-Event = dict[str, Any]
+ResponseEvent = dict[str, Any]
 _LISTED = {"message": output_part, "reasoning": reasoning_part}
 _SPOKEN = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
@@ -56,7 +56,7 @@ class ResponseWriter:
             for item in self.output
         )
 
-    def begin(self, body: Mapping[str, Any]) -> list[Event]:
+    def begin(self, body: Mapping[str, Any]) -> list[ResponseEvent]:
         """The first events.
 
         Args:
@@ -65,11 +65,11 @@ class ResponseWriter:
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=body) for kind in kinds]
 
-    def feed(self, pieces: Iterable[ReplyEvent]) -> list[Event]:
+    def feed(self, pieces: Iterable[ReplyEvent]) -> list[ResponseEvent]:
         """Take what the reply says next."""
         return [event for piece in pieces if not self.is_over for event in self._take(piece)]
 
-    def end(self, *, is_cut: bool) -> list[Event]:
+    def end(self, *, is_cut: bool) -> list[ResponseEvent]:
         """The reply is over.
 
         Args:
@@ -82,11 +82,11 @@ class ResponseWriter:
         unfinished = is_cut or last["type"] == "function_call"
         return [*events, *self._close("incomplete" if unfinished else "completed")]
 
-    def finish(self, body: Mapping[str, Any]) -> Event:
+    def finish(self, body: Mapping[str, Any]) -> ResponseEvent:
         """The last event, by the response's status."""
         return self._event(f"response.{body['status']}", response=body)
 
-    def _take(self, piece: ReplyEvent) -> Iterator[Event]:
+    def _take(self, piece: ReplyEvent) -> Iterator[ResponseEvent]:
         match piece:
             case Text(text):
                 yield from self._say("message", text)
@@ -100,13 +100,13 @@ class ResponseWriter:
             case CallEnds(_):
                 yield from self._close("completed")
 
-    def _say(self, kind: str, text: str) -> Iterator[Event]:
+    def _say(self, kind: str, text: str) -> Iterator[ResponseEvent]:
         if not self._is_open or self.output[-1]["type"] != kind:
             yield from self._open(kind, **_blank(kind))
         self._text += text
         yield self._about(f"{_SPOKEN[kind]}.delta", content_index=0, delta=text, **_beside(kind))
 
-    def _open(self, kind: str, **fields: Any) -> list[Event]:
+    def _open(self, kind: str, **fields: Any) -> list[ResponseEvent]:
         events = self._close("incomplete" if self._in_call() else "completed")
         item_id = self._new_id(kind, len(self.output))
         self.output.append({"id": item_id, "type": kind, "status": "in_progress", **fields})
@@ -120,7 +120,7 @@ class ResponseWriter:
             events.append(self._about("response.content_part.added", content_index=0, part=part))
         return events
 
-    def _close(self, status: str) -> list[Event]:
+    def _close(self, status: str) -> list[ResponseEvent]:
         if not self._is_open:
             return []
         self._is_open = False
@@ -154,12 +154,12 @@ class ResponseWriter:
     def _copy(self) -> dict[str, Any]:
         return dict(self.output[-1])
 
-    def _about(self, kind: str, **fields: Any) -> Event:
+    def _about(self, kind: str, **fields: Any) -> ResponseEvent:
         """An event about the open item."""
         place = {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
         return self._event(kind, **place, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> Event:
+    def _event(self, kind: str, **fields: Any) -> ResponseEvent:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return event

@@ -12,8 +12,14 @@ from sessionkv.errors import SessionKVError
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.openai.cache_diagnostics import compared_to, diagnosis
 from sessionkv.gateway.openai.conversation_store import ConversationStore
-from sessionkv.gateway.openai.response_body import Kept, body_of, echo_of, status_of, usage_of
-from sessionkv.gateway.openai.response_events import Event, ResponseWriter
+from sessionkv.gateway.openai.response_body import (
+    KeptResponse,
+    body_of,
+    echo_of,
+    status_of,
+    usage_of,
+)
+from sessionkv.gateway.openai.response_events import ResponseEvent, ResponseWriter
 from sessionkv.gateway.openai.response_ids import new_response_id
 from sessionkv.gateway.openai.response_plan import plan_of
 from sessionkv.gateway.openai.response_schema import ResponseRequest
@@ -56,7 +62,7 @@ class ResponseRun:
         )
         self._plan: Plan | None = None
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         """All events; the last one has the whole response, which is there by then.
 
         What is wrong with the request, or keeps its turn from being taken, is raised before the
@@ -73,7 +79,7 @@ class ResponseRun:
                 async for event in events:
                     yield event
 
-    async def _all(self, standing: Standing | None) -> AsyncGenerator[Event, None]:
+    async def _all(self, standing: Standing | None) -> AsyncGenerator[ResponseEvent, None]:
         plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
         if plan.messages:
             async with aclosing(self._run(plan)) as events:
@@ -86,7 +92,7 @@ class ResponseRun:
             yield first
         yield self._writer.finish(self._object("completed", usage=usage_of({}, ())))
 
-    async def _run(self, plan: Plan) -> AsyncGenerator[Event, None]:
+    async def _run(self, plan: Plan) -> AsyncGenerator[ResponseEvent, None]:
         calls = bool(plan.tools) and plan.kept.calls_tools
         parser, writer = self._store.parser(self._id, calls=calls), self._writer
         other = await self._compare()
@@ -168,5 +174,5 @@ class ResponseRun:
 
     def _object(self, status: str, **outcome: Any) -> dict[str, Any]:
         if self._plan is None:
-            return body_of(Kept(self._echo), (), status=status, **outcome)
+            return body_of(KeptResponse(self._echo), (), status=status, **outcome)
         return body_of(self._plan.kept, self._plan.tools, status=status, **outcome)

@@ -18,10 +18,14 @@ from typing import Any
 from sessionkv.client import AsyncClient, StreamEvent
 from sessionkv.client.options import TurnOptions
 from sessionkv.client.results import NodeInfo
-from sessionkv.errors import SessionKVError, SessionNotFound
+from sessionkv.errors import (
+    PreviousResponseNotFound,
+    ResponseNotFound,
+    SessionKVError,
+    SessionNotFound,
+)
 from sessionkv.gateway.early_end import until
-from sessionkv.gateway.openai.response_body import Kept, body_of, status_of, usage_of
-from sessionkv.gateway.openai.response_errors import PreviousResponseNotFound, ResponseNotFound
+from sessionkv.gateway.openai.response_body import KeptResponse, body_of, status_of, usage_of
 from sessionkv.gateway.openai.response_events import output_of
 from sessionkv.gateway.openai.response_ids import (
     PASSING,
@@ -46,7 +50,7 @@ class Found:
     """A response as it is kept."""
 
     node: NodeInfo
-    kept: Kept
+    kept: KeptResponse
 
     @property
     def id(self) -> str:
@@ -111,11 +115,11 @@ class ResponseStore:
         if is_response_id(response_id):
             with contextlib.suppress(SessionNotFound):
                 node = await self._client.session(session_of(response_id)).node()
-                kept = Kept.of(node)
+                kept = KeptResponse.of(node)
                 # A session whose own turn has not ended stands on the response before it.
                 if kept is not None and kept.echo["id"] == response_id:
                     return Found(node, kept)
-        raise ResponseNotFound.of(response_id)
+        raise ResponseNotFound(response_id)
 
     def body(self, found: Found) -> dict[str, Any]:
         """The whole response, as it was answered."""
@@ -148,13 +152,15 @@ class ResponseStore:
         """A session's conversation as messages, for a template to write anew. One question."""
         messages: list[Message] = []
         for node in await self.nodes(session):
-            kept = Kept.of(node)
+            kept = KeptResponse.of(node)
             owner = node.node if kept is None else str(kept.echo["id"])
             messages += node.messages
             messages += to_messages(self._output(node, kept, owner))
         return messages
 
-    def _output(self, node: NodeInfo, kept: Kept | None, owner: str) -> list[dict[str, Any]]:
+    def _output(
+        self, node: NodeInfo, kept: KeptResponse | None, owner: str
+    ) -> list[dict[str, Any]]:
         calls = bool(node.tools) and (kept is None or kept.calls_tools)
         text = "" if node.reply is None else node.reply["content"] or ""
         parser = self.parser(owner, calls=calls)
@@ -252,7 +258,7 @@ class ResponseStore:
         try:
             await self._client.session(plan.base).fork(plan.name)
         except SessionNotFound:
-            raise PreviousResponseNotFound.of(plan.base.rpartition(":")[2]) from None
+            raise PreviousResponseNotFound(plan.base.rpartition(":")[2]) from None
 
     async def _drop(self, name: str, making: asyncio.Future[None]) -> None:
         with contextlib.suppress(SessionKVError):

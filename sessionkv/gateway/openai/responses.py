@@ -13,7 +13,7 @@ from sessionkv.gateway.errors import refused
 from sessionkv.gateway.helpers import says_helper
 from sessionkv.gateway.openai import conversations
 from sessionkv.gateway.openai.pages import page_of
-from sessionkv.gateway.openai.response_events import Event
+from sessionkv.gateway.openai.response_events import ResponseEvent
 from sessionkv.gateway.openai.response_run import ResponseRun
 from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.stores import Stores
@@ -92,13 +92,13 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-async def _framed(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+async def _framed(events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
         async for event in events:
             yield named(event["type"], event)
 
 
-async def _last(events: AsyncGenerator[Event, None]) -> dict[str, Any]:
+async def _last(events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:
     body: dict[str, Any] = {}
     async with aclosing(events):
         async for event in events:
