@@ -24,6 +24,7 @@ from sessionkv.gateway.openai.response_body import KeptResponse
 from sessionkv.gateway.openai.response_ids import PASSING
 from sessionkv.gateway.openai.response_store import ResponseStore
 from sessionkv.gateway.openai.response_turn import Plan
+from sessionkv.gateway.pieces import Pieces
 from sessionkv.ipc.messages import Node
 from sessionkv.types import StepPlan
 from sessionkv.types.reply_style import ReplyStyle
@@ -204,6 +205,7 @@ def test_a_response_that_was_deleted_meanwhile_is_told_by_its_own_name(tmp_path:
                 client,
                 ReplyStyle(),
                 lambda work: tasks.add(asyncio.ensure_future(work)),
+                pieces=Pieces(),
                 run="test",
             )
             base, name = f"~http:resp_{'0' * 32}", f"~http:resp_{'1' * 32}"

@@ -14,7 +14,6 @@ from typing import Any
 from sessionkv.errors import (
     InvalidRequest,
     ItemNotFound,
-    PreviousResponseNotFound,
     ResponseNotFound,
 )
 from sessionkv.gateway.errors import refused
@@ -125,10 +124,7 @@ def _parts(body: ResponseRequest, others: Sequence[SystemPart]) -> tuple[SystemP
 async def _previous(store: ResponseStore, response_id: str | None) -> Standing:
     if response_id is None:
         return Standing(None, None, (), ())
-    try:
-        return Standing(session_of(response_id), await store.find(response_id), (), ())
-    except ResponseNotFound:
-        raise PreviousResponseNotFound(response_id) from None
+    return Standing(session_of(response_id), await store.previous(response_id), (), ())
 
 
 async def _recognised(

@@ -37,6 +37,11 @@ class Plan:
     kept: KeptResponse
     is_stored: bool
 
+    @property
+    def response_id(self) -> str:
+        """Id of the response."""
+        return str(self.kept.echo["id"])
+
 
 def turn_of(session: AsyncSession, plan: Plan, options: TurnOptions) -> AsyncStream:
     """A plan's turn on the session that was made for it."""
