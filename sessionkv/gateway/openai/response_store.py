@@ -264,7 +264,7 @@ class ResponseStore:
         finally:
             await events.aclose()
             if not is_settled:
-                self._later(_told(self._drop(plan.name, making)))
+                self.later(self._drop(plan.name, making))
 
     async def whole(self, plan: Plan, options: TurnOptions) -> TurnResult:
         """As :meth:`run`, for its result alone."""
@@ -290,11 +290,15 @@ class ResponseStore:
     def pin(self, response_id: str, tier: str, ttl_s: float) -> None:
         """Let a response's KV leave a tier last for a time, where there is room to promise it."""
         session = self._client.session(session_of(response_id))
-        self._later(_told(session.pin(tier=tier, ttl_s=ttl_s)))
+        self.later(session.pin(tier=tier, ttl_s=ttl_s))
+
+    def later(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have something done that nobody waits for; where it fails the log says so."""
+        self._later(_told(work))
 
     def sweep(self) -> None:
         """Have deleted what an earlier run of the gateway left of responses that are not stored."""
-        self._later(_told(self._sweep()))
+        self.later(self._sweep())
 
     async def _sweep(self) -> None:
         for info in await self._client.sessions(PASSING):
@@ -319,7 +323,7 @@ class ResponseStore:
 
 
 async def _told(work: Coroutine[Any, Any, object]) -> None:
-    """Nobody waits for it: where it fails the log says so, and what it leaves runs out."""
+    """Where it fails the log says so; what it leaves runs out, or is tried again."""
     try:
         await work
     except SessionKVError as error:
