@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -45,29 +46,47 @@ class Transcript:
 
     def digests(self) -> list[str]:
         """Of the conversation up to each answer in it, first to last."""
-        roles = (message.get("role") for message in self.messages)
         return [
             digest
-            for role, digest in zip(roles, self._read.digests, strict=True)
-            if role == "assistant"
+            for said, digest in zip(self.said, self._read.digests, strict=True)
+            if said.is_answer
         ]
 
     def all_digests(self) -> list[str]:
         """Of the conversation up to each message."""
         return self._read.digests
 
+    @property
+    def said(self) -> list[Said]:
+        """Each message by itself, without those of the system at the start."""
+        return self._read.said
+
     @cached_property
     def _read(self) -> _Reading:
-        reading = _Reading(self._tools_state(), {}, [])
-        for message in self.messages:
-            reading.digests.append(reading.add(message))
+        reading = _Reading(hashlib.sha256(), {}, [], [])
+        for message in self.messages[self.num_system :]:
+            reading.add(message)
         return reading
 
-    @property
-    def tools_digest(self) -> str:
-        """Of the tools alone."""
-        digest: str = self._tools_state().hexdigest()
-        return digest
+    @cached_property
+    def num_system(self) -> int:
+        """Messages of the system at the start."""
+        roles = (message.get("role") for message in self.messages)
+        return sum(1 for _ in takewhile(lambda role: role in _SYSTEM, roles))
+
+    @cached_property
+    def root(self) -> str:
+        """Digest of system prompt and tools."""
+        system = self.system
+        said = [None if system is None else system.strip(), list(self.tools or ())]
+        return hashlib.sha256(_framed(said)).hexdigest()
+
+    def with_answer(self, reply: Message) -> tuple[Said, str]:
+        """An answer by itself, and the digest of the conversation with it behind. O(answer)."""
+        read = self._read
+        reading = _Reading(read.state.copy(), dict(read.calls), [], [])
+        reading.add(reply)
+        return reading.said[0], reading.digests[0]
 
     @property
     def opening(self) -> str:
@@ -75,27 +94,37 @@ class Transcript:
         users = (message for message in self.messages if message.get("role") == "user")
         return text_of(next(users, {})).strip()
 
-    def answered(self, reply: Message) -> str:
-        """The digest of the conversation with an answer behind it. O(answer)."""
-        read = self._read
-        return _Reading(read.state.copy(), dict(read.calls), []).add(reply)
 
-    def _tools_state(self) -> Any:
-        return hashlib.sha256(_framed(list(self.tools or ())))
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message by itself.
+
+    Attributes:
+        digest: Of what counts of it.
+        size: Bytes of that.
+        is_answer: It is the assistant's.
+    """
+
+    digest: bytes
+    size: int
+    is_answer: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A hash of what was read, the ids of its calls by number, and the digests on the way."""
+    """A hash of what was read, the ids of its calls by number, and what was found on the way."""
 
     state: Any
     calls: dict[str, int]
     digests: list[str]
+    said: list[Said]
 
-    def add(self, message: Message) -> str:
-        self.state.update(_framed(_essence(message, self.calls)))
-        digest: str = self.state.copy().hexdigest()
-        return digest
+    def add(self, message: Message) -> None:
+        text = _framed(_essence(message, self.calls))
+        own = hashlib.sha256(text).digest()
+        self.state.update(own)
+        self.digests.append(self.state.hexdigest())
+        self.said.append(Said(own, len(text), message.get("role") == "assistant"))
 
 
 def text_of(message: Message) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sessionkv import LimitsConfig
+from sessionkv.client.results import SessionPage
 from sessionkv.errors import SessionDamaged, SessionNotFound
 from sessionkv.gateway.conversations import NAMES, RUNNING, Conversations, Keeping
 from sessionkv.gateway.transcript import Transcript
@@ -295,6 +296,9 @@ class Forgetful:
 
     async def delete(self, name: str) -> None:
         pass
+
+    async def session_page(self, prefix: str, *, limit: int) -> SessionPage:
+        return SessionPage((), None)
 
     def session(self, name: str) -> Any:
         return Forgotten(self, name)
