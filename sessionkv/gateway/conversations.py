@@ -26,7 +26,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from sessionkv.client import AsyncClient, StreamEvent, TurnResult
@@ -304,12 +304,20 @@ class Exchange:
             events = self._turn(name, options, stream=stream)
             try:
                 async for event in events:
-                    yield event
+                    yield self._located(event)
                 return
             except _Stale:
                 continue
             finally:
                 await events.aclose()
+
+    def _located(self, event: StreamEvent) -> StreamEvent:
+        """With a miss told in the request's own terms."""
+        if event.result is None:
+            return event
+        cache = event.result.cache
+        cache = replace(cache, miss=self._transcript.located(cache.miss))
+        return replace(event, result=replace(event.result, cache=cache))
 
     async def _generate(
         self, options: TurnOptions, *, stream: bool

@@ -12,10 +12,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
+
+from sessionkv.types import MissReport
 
 Message = Mapping[str, Any]
 _THOUGHTS = re.compile(r"\A\s*(?:<think>)?.*?</think>", re.DOTALL)
@@ -29,10 +31,13 @@ class Transcript:
     Attributes:
         messages: In the form of Chat Completions; checked by the engine alone.
         tools: As the template is to be given them; None and none are the same.
+        fields: For each message the field of the request that it comes from, where that is not one
+            message each.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
+    fields: Sequence[str] | None = None
 
     @property
     def system(self) -> str | None:
@@ -67,6 +72,21 @@ class Transcript:
         for message in self.messages[self.num_system :]:
             reading.add(message)
         return reading
+
+    def located(self, miss: MissReport) -> MissReport:
+        """What the engine says of its messages, as said of the request.
+
+        Messages of the system at the start are one to the engine.
+        """
+        if miss.part == "system":
+            return replace(miss, part=self._field(0) if self.num_system else miss.part)
+        if miss.part != "message" or miss.message is None:
+            return miss
+        index = miss.message + max(0, self.num_system - 1) if miss.message else 0
+        return replace(miss, message=index, part=self._field(index))
+
+    def _field(self, index: int) -> str:
+        return f"messages[{index}]" if self.fields is None else self.fields[index]
 
     @cached_property
     def num_system(self) -> int:

@@ -74,7 +74,7 @@ def first_miss(
     if part == "tools":
         return replace(found, part=part, turn=0)
     if part == "system":
-        return replace(found, part=part, turn=0, message=0)
+        return replace(found, part=part, turn=0, message=None if root.system is None else 0)
     reason, index = _blamed(before.messages, messages, at)
     turn = before.messages[index].turn
     return replace(found, reason=reason, part="message", turn=turn, message=index)

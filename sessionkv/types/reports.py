@@ -58,7 +58,8 @@ class MissReport:
         message: Index of the message within the request, where known; a system prompt is the first.
         expected: What the stored history has there, decoded, where the two differ.
         found: What the request has there, decoded, where the two differ.
-        part: What of the request differs there: ``"system"``, ``"tools"`` or ``"message"``.
+        part: What of the request differs there: ``"system"``, ``"tools"`` or ``"message"``; over
+            HTTP the field of its body.
     """
 
     reason: MissReason = MissReason.NONE
@@ -78,8 +79,8 @@ class MissReport:
             text += f" from token {self.token:,}"
             if self.turn is not None:
                 text += f" (turn {self.turn})"
-            if self.part in ("system", "tools"):
-                text += f" in the {self.part}"
+            if self.part not in (None, "message"):
+                text += f" in {self.part}"
         if self.expected is not None or self.found is not None:
             text += f", {self.expected!r} became {self.found!r}"
         return text
