@@ -29,7 +29,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-from sessionkv.client import AsyncClient, StreamEvent, TurnResult
+from sessionkv.client import AsyncClient, StreamEvent
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import (
     ConnectionLost,
@@ -196,7 +196,7 @@ class Conversations:
 
 
 class Exchange:
-    """One request's turn. Run it once, then :meth:`keep` it, and :meth:`close` it always.
+    """One request's turn. :meth:`stream` it once, :meth:`keep` it, and :meth:`close` it always.
 
     Attributes:
         continues: Name of the session that it continues, None for a new conversation.
@@ -228,32 +228,28 @@ class Exchange:
         self.continues: str | None = None
         self.is_over: Callable[[], bool] = _never
 
-    async def run(self, **options: Unpack[TurnOptions]) -> TurnResult:
-        """Run the turn and wait for its end.
-
-        Raises:
-            SessionKVError: It failed.
-        """
-        result = None
-        async for event in self._events(options, stream=False):
-            result = event.result
-        if result is None:
-            raise SessionKVError("the turn ended without a result")
-        return result
-
     async def stream(self, **options: Unpack[TurnOptions]) -> AsyncGenerator[StreamEvent, None]:
-        """Run the turn piece by piece; closing the generator cancels it.
+        """Run the turn; closing the generator cancels it.
 
         Raises:
             SessionKVError: It failed.
         """
-        asked: TurnOptions = {**options, "progress": True}
-        events = self._events(asked, stream=True)
-        try:
-            async for event in events:
-                yield event
-        finally:
-            await events.aclose()
+        if self._keeping.is_helper:
+            async with aclosing(self._generation(options)) as events:
+                async for event in events:
+                    yield event
+            return
+        for name in (*self._candidates, None):
+            if name is None:
+                other = self._changed_from or await self._all.same_messages(self._transcript)
+                options["changed_from"] = other
+            try:
+                async with aclosing(self._turn(name, options)) as events:
+                    async for event in events:
+                        yield self._located(event)
+                return
+            except _Stale:
+                continue
 
     def keep(self, reply: Message) -> None:
         """Begin to name the session by its conversation, whatever becomes of the client.
@@ -286,31 +282,6 @@ class Exchange:
             running, self._running = self._running, None
             self._all.later(self._all._delete(running))
 
-    async def _events(
-        self, options: TurnOptions, *, stream: bool
-    ) -> AsyncGenerator[StreamEvent, None]:
-        if self._keeping.is_helper:
-            events = self._generate(options, stream=stream)
-            try:
-                async for event in events:
-                    yield event
-            finally:
-                await events.aclose()
-            return
-        for name in (*self._candidates, None):
-            if name is None:
-                other = self._changed_from or await self._all.same_messages(self._transcript)
-                options = {**options, "changed_from": other}
-            events = self._turn(name, options, stream=stream)
-            try:
-                async for event in events:
-                    yield self._located(event)
-                return
-            except _Stale:
-                continue
-            finally:
-                await events.aclose()
-
     def _located(self, event: StreamEvent) -> StreamEvent:
         """With a miss told in the request's own terms."""
         if event.result is None:
@@ -319,23 +290,14 @@ class Exchange:
         cache = replace(cache, miss=self._transcript.located(cache.miss))
         return replace(event, result=replace(event.result, cache=cache))
 
-    async def _generate(
-        self, options: TurnOptions, *, stream: bool
-    ) -> AsyncGenerator[StreamEvent, None]:
+    def _generation(self, options: TurnOptions) -> AsyncGenerator[StreamEvent, None]:
         rest: Any = {k: v for k, v in options.items() if k != "when_busy"}
         messages, tools = list(self._transcript.messages), self._transcript.tools
-        client = self._all.client
-        if not stream:
-            result = await client.generate(messages=messages, tools=tools, **rest)
-            yield StreamEvent(result=result)
-            return
-        running = client.stream_generate(messages=messages, tools=tools, **rest)
-        async with aclosing(until(running, self.is_over)) as events:
-            async for event in events:
-                yield event
+        running = self._all.client.stream_generate(messages=messages, tools=tools, **rest)
+        return until(running, self.is_over)
 
     async def _turn(
-        self, name: str | None, options: TurnOptions, *, stream: bool
+        self, name: str | None, options: TurnOptions
     ) -> AsyncGenerator[StreamEvent, None]:
         """A turn of a copy of the named session, or of a new one.
 
@@ -353,13 +315,10 @@ class Exchange:
         session = client.session(running)
         messages = list(self._transcript.messages)
         try:
-            if stream:
-                turn = session.stream(messages=messages, **options)
-                async with aclosing(until(turn, self.is_over)) as events:
-                    async for event in events:
-                        yield event
-            else:
-                yield StreamEvent(result=await session.turn(messages=messages, **options))
+            turn = session.stream(messages=messages, **options)
+            async with aclosing(until(turn, self.is_over)) as events:
+                async for event in events:
+                    yield event
             await made
         except SessionNotFound:
             self._running = None

@@ -18,7 +18,7 @@ from sessionkv.gateway.replies import (
 from sessionkv.types import FinishReason
 
 
-class Choice:
+class ChatReply:
     """Takes the reply's text apart. What streams tell piece by piece adds up to :attr:`message`.
 
     Attributes:
