@@ -79,7 +79,7 @@ def convert(body: CountRequest) -> Converted:
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
     has_form = body.output_config is not None and body.output_config.format is not None
     schemas = "output_config.format.schema" if has_form else "tools"
-    transcript = Transcript(builder.messages, tools or None)
+    transcript = Transcript(builder.messages, tools or None, builder.origins)
     return Converted(transcript, builder.origins, rewrites, schemas)
 
 
