@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -88,6 +89,8 @@ def router(services: Services) -> APIRouter:
         body.check()
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1
         wanted = sampling_of(body, max_tokens=most, logprobs=body.logprobs)
+        if body.max_tokens is None:  # nobody asked for so many
+            wanted = [replace(one, fit_window=True) for one in wanted]
         asked = _Asked(body, await services.caller(request), served, wanted)
         if body.stream:
             return EventStream(asked.events(), ping_s=services.settings.ping_s)
