@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sessionkv.engine.messages import NodeText, RenderTurn, TurnRendered
-from sessionkv.text.follow import follow_ids
+from sessionkv.text.follow import follow_ids, replies_in
 from sessionkv.text.history import StoredMessage, match_history
 from sessionkv.text.messages import Message, dump_messages
 from sessionkv.text.model import TextModel
+from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
 from sessionkv.text.stored import read_messages, read_reply
 from sessionkv.types import MissReason, MissReport
@@ -34,8 +35,11 @@ class StoredPath:
     ends: tuple[tuple[int, int, int], ...]
 
 
-def read_path(path: Sequence[NodeText]) -> StoredPath:
+def read_path(text: TextModel, path: Sequence[NodeText]) -> StoredPath:
     """Unpack what core sent. O(history).
+
+    Replies of earlier turns may stand among what came in with a later one, where the template wrote
+    anew what was before it: they have their ids there.
 
     Raises:
         SessionDamaged: A turn's messages cannot be read.
@@ -48,9 +52,18 @@ def read_path(path: Sequence[NodeText]) -> StoredPath:
         log += node.token_ids
         if node.kind == "chat":
             incoming_end = start + node.num_incoming_tokens
+            incoming = read_messages(node.node_id, node.incoming_blob)
+            said = sum(message.role == "assistant" for message in incoming)
+            replies = replies_in(text, node.token_ids[: node.num_incoming_tokens]) if said else []
+            known = iter(replies if len(replies) == said else ())
             messages += [
-                StoredMessage(message, turn, incoming_end)
-                for message in read_messages(node.node_id, node.incoming_blob)
+                StoredMessage(
+                    message,
+                    turn,
+                    incoming_end,
+                    next(known, None) if message.role == "assistant" else None,
+                )
+                for message in incoming
             ]
             reply = read_reply(node.node_id, node.reply_blob)
             reply_ids = tuple(node.token_ids[node.num_incoming_tokens :])
@@ -60,7 +73,13 @@ def read_path(path: Sequence[NodeText]) -> StoredPath:
 
 
 def render_history(
-    text: TextModel, root: RootText, ask: RenderTurn, incoming: tuple[Message, ...]
+    text: TextModel,
+    root: RootText,
+    ask: RenderTurn,
+    incoming: tuple[Message, ...],
+    *,
+    memory: ReplyMemory,
+    tenant: str,
 ) -> tuple[TurnRendered, str]:
     """Ids of a turn whose conversation is rendered whole, and their raw text.
 
@@ -69,17 +88,27 @@ def render_history(
         root: The session's.
         ask: With the path, unless the session has no turns.
         incoming: With history ``follow`` the whole conversation, else the new messages only.
+        memory: Replies of late.
+        tenant: Whose.
 
     Raises:
         TemplateRefused: With the template's own words.
         SessionDamaged: A stored turn cannot be read.
     """
-    stored = read_path(ask.path)
+    stored = read_path(text, ask.path)
     own_root = root
     root, messages = _conversation(root, ask, stored, incoming)
     if ask.foreign:
         return _encode_anew(text, root, ask, messages), ""
-    followed = follow_ids(text, root, messages, stored=stored.messages, log=stored.log)
+    followed = follow_ids(
+        text,
+        root,
+        messages,
+        stored=stored.messages,
+        log=stored.log,
+        memory=memory,
+        tenant=tenant,
+    )
     miss = followed.miss
     if root is not own_root and miss.reason is not MissReason.NONE:
         miss = replace(miss, reason=MissReason.HISTORY_EDITED, turn=0, message=0)
@@ -87,7 +116,7 @@ def render_history(
     base_id, base_end, base_messages = _deepest_shared(
         stored, followed.ids, num_matching, ask.root_id
     )
-    new = messages[base_messages:]
+    new = followed.messages[base_messages:]
     rendered = TurnRendered(
         ask.turn_id,
         followed.ids[base_end:],
