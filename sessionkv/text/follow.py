@@ -8,6 +8,9 @@ clients change them without meaning to: whitespace at either end of a reply, and
 calls is written; there the model sees what it saw before. Thoughts that a client left out of a
 stored reply are put back before the template decides about them, where the template reads them out
 of a reply's text.
+
+Of a reply whose thoughts the template then leaves out, the rest is encoded anew: its KV behind
+other words has to be computed in any case, and the next turn finds it.
 """
 
 from __future__ import annotations
@@ -130,7 +133,9 @@ def _restored(new: Message, old: StoredMessage, *, has_thoughts: bool) -> Messag
     thoughts = thoughts_of(old.message)
     if not thoughts:
         return new
-    return replace(new, content=f"{thoughts}\n{new.content or ''}", reasoning=None)
+    said, text = (old.message.content or "")[len(thoughts) :], (new.content or "").lstrip()
+    space = said[: len(said) - len(said.lstrip())] if text else "\n"
+    return replace(new, content=f"{thoughts}{space}{text}", reasoning=None)
 
 
 def _places(raw: str, opening: str) -> list[int]:
