@@ -196,6 +196,11 @@ class Node:
         return () if self.tail is None or not self.keeps_tail else (self.tail,)
 
     @property
+    def tail_part(self) -> int:
+        """Number of :attr:`kept_tail` as a part of its own; that of :attr:`kept` is the node's."""
+        return -self.record.node_id
+
+    @property
     def excess(self) -> tuple[BlockHash, ...]:
         """Its full blocks that are not: nobody retains them for its sake."""
         return (self.hashes or ())[self.num_kept :]

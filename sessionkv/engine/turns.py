@@ -453,8 +453,7 @@ class TurnDesk:
         if tree.retention.quotas.limits(tenant).is_empty:
             return
         with suppress(NodeNotFound):  # deleted while its turn was on its way to the journal
-            log = (*tree.kept_hashes_of(node_id), *tree.keys_of(node_id)[-1:])
-            tree.retention.used(log, tenant=tenant)
+            tree.retention.used(tree.parts_of(node_id), tenant=tenant)
 
     def _forget_grammar(self, turn: ActiveTurn) -> None:
         if turn.awaits_grammar:
