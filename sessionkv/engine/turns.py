@@ -350,7 +350,7 @@ class TurnDesk:
         if sequence is None or event.finish is None:
             raise TurnFailed("the turn has no sequence")
         if turn.ask.session is not None:
-            turn.node_id = tree.reserve_node_id()
+            turn.node_id = tree.reserve_node_id(turn.ask.tenant)
         miss, missed = explain_misses(turn, self._parts)
         cache = replace(sequence.report(), miss=miss, miss_tokens=missed)
         turn.phase = Phase.JUDGING
