@@ -362,7 +362,7 @@ class TurnDesk:
         if sequence is None or event.finish is None:
             raise TurnFailed("the turn has no sequence")
         if turn.ask.session is not None:
-            turn.node_id = tree.reserve_node_id()
+            turn.node_id = tree.reserve_node_id(turn.ask.tenant)
         miss, missed = explain_misses(turn, self._parts)
         cache = replace(sequence.report(), miss=miss, miss_tokens=missed)
         turn.phase = Phase.JUDGING
@@ -465,8 +465,7 @@ class TurnDesk:
         if tree.retention.quotas.limits(tenant).is_empty:
             return
         with suppress(NodeNotFound):  # deleted while its turn was on its way to the journal
-            log = (*tree.kept_hashes_of(node_id), *tree.keys_of(node_id)[-1:])
-            tree.retention.used(log, tenant=tenant)
+            tree.retention.used(tree.parts_of(node_id), tenant=tenant)
 
     def _forget_grammar(self, turn: ActiveTurn) -> None:
         if turn.awaits_grammar:
