@@ -97,7 +97,11 @@ def test_it_answers_at_once_and_is_there_later(held: tuple[HttpEngine, Hold]) ->
 
 def test_one_that_is_cancelled_ends_at_once(held: tuple[HttpEngine, Hold]) -> None:
     served, _ = held
-    body = begin(served)
+    with served.http.stream(
+        "POST", URL, json={"model": MODEL, "input": "Hi", "background": True, "stream": True}
+    ) as response:
+        lines = response.iter_lines()
+        body = next(json.loads(line[6:]) for line in lines if line.startswith("data: "))["response"]
     with served.engine.client() as client:
         while not client.stats()["requests_running"]:
             pass
@@ -163,8 +167,9 @@ def test_its_stream_is_resumed_where_it_was_left(served: HttpEngine) -> None:
     assert follow(served, response_id, starting_after=10_000) == []
     second = served.post(URL, {"model": MODEL, "input": "x", "previous_response_id": response_id})
     assert second.json()["output"][0]["content"][0]["text"] == SAID[1]
-    refused = served.http.get(f"{URL}/{second.json()['id']}", params={"stream": True})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+    for other in (second.json()["id"], begin(served)["id"]):
+        refused = served.http.get(f"{URL}/{other}", params={"stream": True})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
 
 
 def test_what_is_wrong_with_a_request_is_told_at_once(served: HttpEngine) -> None:
@@ -236,11 +241,18 @@ def test_the_official_clients_make_and_follow_them(served: HttpEngine) -> None:
     with openai.OpenAI(**options) as client:
         begun = client.responses.create(model=MODEL, input="Hi", background=True)
         assert begun.status == "queued"
+        assert [item.type for item in client.responses.input_items.list(begun.id)] == ["message"]
         while (body := client.responses.retrieve(begun.id)).status != "completed":
             pass
         assert body.output_text == SAID[0]
+        assert [item.type for item in client.responses.input_items.list(begun.id)] == ["message"]
+        with client.responses.create(
+            model=MODEL, input="Hi", background=True, stream=True
+        ) as events:
+            begun = next(event.response for event in events if event.type == "response.queued")
         with client.responses.retrieve(begun.id, stream=True, starting_after=1) as events:
             assert next(iter(events)).sequence_number == 2
+            assert [event.type for event in events][-1] == "response.completed"
         assert client.responses.cancel(begun.id).status == "completed"
 
     async def follow() -> list[str]:
