@@ -128,7 +128,11 @@ class ResponseRun:
             for said in writer.begin(self._object("queued")):
                 yield said
         has_begun = False
-        async with aclosing(self._store.run(plan, options, lambda: writer.is_over)) as running:
+
+        def ends_at() -> int | None:
+            return parser.first_call_end if writer.is_over else None
+
+        async with aclosing(self._store.run(plan, options, ends_at)) as running:
             async for event in running:
                 if not has_begun:
                     has_begun = True

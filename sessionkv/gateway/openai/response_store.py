@@ -241,21 +241,21 @@ class ResponseStore:
         return session_of(response_id) if is_stored else passing_session_of(response_id, self._run)
 
     async def run(
-        self, plan: Plan, options: TurnOptions, is_over: Callable[[], bool]
+        self, plan: Plan, options: TurnOptions, ends_at: Callable[[], int | None]
     ) -> AsyncGenerator[StreamEvent, None]:
         """Run a planned turn; by its last event the response is there, or nothing of it is.
 
         Args:
             plan: What is to be run.
             options: Sampling and priority.
-            is_over: Asked after each event; where it is, the turn ends there.
+            ends_at: Asked after each event: after how many characters the reply ends, if it does.
 
         Raises:
             PreviousResponseNotFound: What it goes on from was deleted meanwhile.
             SessionKVError: The turn failed, or could not be forgotten.
         """
         if plan.base is None and not plan.is_stored:
-            events = until(generation_of(self._client, plan, options), is_over)
+            events = until(generation_of(self._client, plan, options), ends_at)
             async with aclosing(events):
                 async for event in events:
                     yield event
@@ -265,7 +265,7 @@ class ResponseStore:
         # them in order, so nothing is waited for in between.
         await asyncio.sleep(0)
         session, is_settled = self._client.session(plan.name), False
-        events = until(turn_of(session, plan, options), is_over)
+        events = until(turn_of(session, plan, options), ends_at)
         try:
             async for event in events:
                 if event.result is not None:
