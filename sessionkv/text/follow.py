@@ -34,12 +34,14 @@ class Followed:
     Attributes:
         ids: The prompt's token ids.
         raw: Its raw text: what :meth:`ReplyMemory.put` wants when the reply is there.
+        messages: What the template was given: with what clients lose of them put back.
         num_reused_replies: Replies whose sampled ids were taken, wholly or in part.
         miss: Where the prompt first differs from the stored log; reason NONE where it does not.
     """
 
     ids: tuple[int, ...]
     raw: str
+    messages: tuple[Message, ...]
     num_reused_replies: int
     miss: MissReport
 
@@ -70,7 +72,8 @@ def follow_ids(
     Raises:
         TemplateRefused: With the template's own words.
     """
-    raw = text.raw(root, _as_stored(text, stored, messages))
+    restored = _as_stored(text, stored, messages)
+    raw = text.raw(root, restored)
     places = _places(raw, text.renderer.habits.opening)
     if memory is not None:
         assigned = list(zip(places, memory.take(tenant, raw, places), strict=True))
@@ -79,7 +82,7 @@ def follow_ids(
     ids, num_reused = _build(text, raw, assigned)
     before = Before(root if stored_root is None else stored_root, stored, log)
     miss = first_miss(text, root, messages, ids, before=before)
-    return Followed(ids, raw, num_reused, miss)
+    return Followed(ids, raw, tuple(restored), num_reused, miss)
 
 
 def _as_stored(
