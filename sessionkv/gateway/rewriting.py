@@ -94,30 +94,29 @@ def steady(transcript: Transcript) -> Steady:
     is_first = True
     for index, message in enumerate(transcript.messages):
         field = transcript.field(index)
-        if index < transcript.num_system:
-            message, found = _system_date(message, field)
-        elif message.get("role") not in _MOVERS:
-            found = []
-        else:
-            message, found = _reminders(message, field, is_first=is_first)
-            is_first = False
         at = len(messages)
-        if _is_own(message, found, messages[transcript.num_system :]):
-            pieces += [replace(piece, at=at - 1, side="own") for piece in found]
-            continue
+        left, found = message, list[Piece]()
+        if index < transcript.num_system:
+            left, found = _system_date(message, field)
+        elif message.get("role") in _MOVERS:
+            left, found = _reminders(message, field, is_first=is_first)
+            if found and not text_of(left) and not is_first:
+                if _is_own(message, messages[transcript.num_system :]):
+                    pieces += [replace(piece, at=at - 1, side="own") for piece in found]
+                    continue
+                left, found = message, []
+            is_first = False
         pieces += [replace(piece, at=at) for piece in found]
-        messages.append(message)
+        messages.append(left)
         fields.append(field)
     if not pieces or len(pieces) > MAX_PIECES:
         return Steady(transcript, ())
     return Steady(Transcript(messages, transcript.tools, fields), pieces)
 
 
-def _is_own(message: Message, found: Sequence[Piece], before: Sequence[Message]) -> bool:
-    """Whether nothing but reminders is in a message, and without it another one is the newest."""
-    if not found or text_of(message) or message.get("role") != "user" or not before:
-        return False
-    return before[-1].get("role") != "assistant"
+def _is_own(message: Message, before: Sequence[Message]) -> bool:
+    """Whether a message of reminders can go: without it the assistant has not spoken last."""
+    return message.get("role") == "user" and before[-1].get("role") != "assistant"
 
 
 def _digest(text: str) -> str:

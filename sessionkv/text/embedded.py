@@ -43,10 +43,10 @@ def answers_in(text: TextModel, ids: Sequence[int]) -> list[EmbeddedAnswer]:
     while (start := _find(log, mark, at)) is not None:
         begin = start + len(mark)
         try:
-            at = log.index(closing, begin) + 1
+            at = log.index(closing, begin)  # the next opening may begin with it
         except ValueError:
             break
-        found.append(EmbeddedAnswer(start, at, log[begin:at]))
+        found.append(EmbeddedAnswer(start, at + 1, log[begin : at + 1]))
     return found
 
 
