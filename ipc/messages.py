@@ -176,11 +176,16 @@ class Count(Request):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Request):
-    """Cancel an open turn of this connection. Always benign. Reply: Result ``{"found": bool}``."""
+    """Cancel an open turn of this connection. Always benign. Reply: Result ``{"found": bool}``.
+
+    With ``keep`` what was generated is committed; with ``chars`` the reply ends behind so many
+    characters of its text, unless it has ended before.
+    """
 
     TYPE: ClassVar[str] = "cancel"
     request: int = 0
     keep: bool = False
+    chars: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

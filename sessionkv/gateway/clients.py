@@ -20,6 +20,7 @@ class Caller:
 
     Attributes:
         client: The connection.
+        tenant: Whose the key is; known once the engine has greeted.
         conversations: Those of clients that keep no session.
         pieces: What tokens stand for; the same for all callers.
     """
@@ -27,7 +28,12 @@ class Caller:
     def __init__(self, client: AsyncClient, pieces: Pieces, *, is_steady: bool = False) -> None:
         """Own the connection; ``is_steady`` as for :class:`Keeping` by default."""
         self.client = client
+<<<<<<< HEAD
         self.conversations = Conversations(client, is_steady=is_steady)
+=======
+        self.tenant = ""
+        self.conversations = Conversations(client)
+>>>>>>> lead
         self.pieces = pieces
         self.used_s = 0.0
         self._seen = 0
@@ -89,7 +95,7 @@ class ClientPool:
             client = AsyncClient(self._endpoint, key=key)
             caller = Caller(client, self._pieces, is_steady=self._is_steady)
             try:
-                await caller.client.welcome()
+                caller.tenant = (await caller.client.welcome()).tenant
             except BaseException:  # a key that is not known takes nobody's place
                 await caller.close()
                 raise

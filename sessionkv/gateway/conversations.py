@@ -242,8 +242,8 @@ class Exchange:
         candidates: Sessions to go on from, the best one first.
         changed_from: Where there is none of them, the session to compare with.
         continues: Name of the session that it continues, None for a new conversation.
-        is_over: Asked behind each event of a stream: whether the turn is to end there, with what
-            was generated so far.
+        ends_at: Asked behind each event: after how many characters of the reply the answer is over
+            for its client, where the turn ends; None as long as it is not.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Exchange:
         self._running: str | None = None
         self._naming: asyncio.Task[None] | None = None
         self.continues: str | None = None
-        self.is_over: Callable[[], bool] = _never
+        self.ends_at: Callable[[], int | None] = _never
 
     @property
     def rewrites(self) -> Sequence[Mapping[str, str]]:
@@ -341,7 +341,7 @@ class Exchange:
         rest: Any = {k: v for k, v in options.items() if k != "when_busy"}
         messages, tools = list(self._transcript.messages), self._transcript.tools
         running = self._all.client.stream_generate(messages=messages, tools=tools, **rest)
-        return until(running, self.is_over)
+        return until(running, self.ends_at)
 
     async def _turn(
         self, name: str | None, options: TurnOptions
@@ -367,7 +367,7 @@ class Exchange:
         messages = list(self._placed.transcript.messages)
         try:
             turn = session.stream(messages=messages, **options)
-            async with aclosing(until(turn, self.is_over)) as events:
+            async with aclosing(until(turn, self.ends_at)) as events:
                 async for event in events:
                     yield event
             await made
@@ -404,8 +404,8 @@ def _digest(name: str) -> str:
     return name.removeprefix(NAMES).partition(".")[0]
 
 
-def _never() -> bool:
-    return False
+def _never() -> None:
+    return None
 
 
 class _Stale(Exception):

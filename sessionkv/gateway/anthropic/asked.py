@@ -26,6 +26,8 @@ from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
 from sessionkv.gateway.sse import named as framed
 
+FORM = "output_config.format.schema"
+
 
 class Asked:
     """Answer it once: :meth:`whole` or :meth:`events`."""
@@ -48,12 +50,14 @@ class Asked:
         self._fingerprints = fingerprints
         self._converted = convert(body)
         self._ttl = longest_ttl(body)
-        demand = demand_of(body, self._converted.transcript.tools or ())
-        self._sampling = sampling_of(body, grammar=demand.grammar(served.reply_style))
+        self._demand = demand_of(body, self._converted.transcript.tools or ())
+        with self._demand.naming(FORM):
+            grammar = self._demand.grammar(served.reply_style)
+            self._sampling = sampling_of(body, grammar=grammar)
         self._id = f"msg_{secrets.token_hex(12)}"
         self._answer = self._new_content()
         self._exchange = caller.conversations.begin(self._converted.transcript, self._kept(headers))
-        self._exchange.is_over = lambda: self._answer.is_over
+        self._exchange.ends_at = lambda: self._answer.ends_at
 
     @property
     def _may_end_early(self) -> bool:
@@ -136,20 +140,25 @@ class Asked:
             "deltas": is_stream or self._may_end_early,
         }
         try:
-            async with aclosing(self._exchange.stream(**options)) as turn:
-                async for event in turn:
-                    parts = self._answer.feed(event.text)
-                    if event.result is not None:
-                        parts += self._answer.end()
-                        self._keep(event.result)
-                        await self._exchange.kept()
-                    yield event, parts
+            with self._demand.naming(FORM):
+                async with aclosing(self._exchange.stream(**options)) as turn:
+                    async for event in turn:
+                        yield event, await self._parts(event)
         except PromptTooLong as error:
             raise _too_long(error) from None
         except InvalidRequest as error:
             raise self._converted.renamed(error) from None
         finally:
             await self._exchange.close()
+
+    async def _parts(self, event: StreamEvent) -> list[Event]:
+        """What an event tells; by the last one the answer is kept."""
+        parts = self._answer.feed(event.text)
+        if event.result is not None:
+            parts += self._answer.end()
+            self._keep(event.result)
+            await self._exchange.kept()
+        return parts
 
     def _keep(self, result: TurnResult) -> None:
         if self._body.diagnostics is not None:

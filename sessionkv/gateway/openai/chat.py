@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,6 +14,7 @@ from sessionkv.client.options import TurnOptions
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.conversations import Exchange
 from sessionkv.gateway.errors import refused
+from sessionkv.gateway.grammars import Demand
 from sessionkv.gateway.keeping import keeping_of
 from sessionkv.gateway.openai.answers import Answers, Choice, Names, Part
 from sessionkv.gateway.openai.chat_message import ChatReply
@@ -23,6 +25,7 @@ from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import STREAMED, EventStream, unless_gone
 from sessionkv.types import SamplingParams
 
+FORM = "response_format"
 NAMES = Names("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
@@ -40,9 +43,10 @@ def router(services: Services) -> APIRouter:
         grammar = demand.grammar(served.reply_style)
         if demand.tools and demand.schema is None and grammar is None:
             raise refused("tool_choice", "required", "this model's template writes no calls")
-        wanted = sampling_of(
-            body, max_tokens=body.most_tokens, logprobs=body.num_logprobs, grammar=grammar
-        )
+        with demand.naming(FORM):
+            wanted = sampling_of(
+                body, max_tokens=body.most_tokens, logprobs=body.num_logprobs, grammar=grammar
+            )
         transcript = body.transcript()
         keeping = keeping_of(body, transcript, request.headers, max_tokens=body.most_tokens)
         caller = await services.caller(request)
@@ -53,9 +57,10 @@ def router(services: Services) -> APIRouter:
             ChatChoice(
                 body,
                 caller,
-                caller.conversations.begin(transcript, keeping),
-                sampling,
-                ChatReply(style, only_one_call=body.parallel_tool_calls is False),
+                exchange=caller.conversations.begin(transcript, keeping),
+                sampling=sampling,
+                reply=ChatReply(style, only_one_call=body.parallel_tool_calls is False),
+                demand=demand,
             )
             for sampling in wanted
         ]
@@ -74,26 +79,42 @@ class ChatChoice(Choice):
         self,
         body: ChatRequest,
         caller: Caller,
+        *,
         exchange: Exchange,
         sampling: SamplingParams,
         reply: ChatReply,
+        demand: Demand,
     ) -> None:
-        """Of a request; ``reply`` is to read what the model says."""
+        """Of a request.
+
+        Args:
+            body: The request.
+            caller: Whose it is.
+            exchange: To be run.
+            sampling: How.
+            reply: Reads what the model says.
+            demand: What ``sampling`` holds it to.
+        """
         self._caller = caller
         self._exchange = exchange
         self._reply = reply
+        self._demand = demand
         self._tops = body.num_logprobs
         self._logprobs = StreamedLogprobs()
+        exchange.ends_at = lambda: reply.ends_at
         self._options: TurnOptions = {
             "sampling": sampling,
             "priority": priority_of(body),
             "progress": bool(body.stream),
-            "deltas": bool(body.stream),
+            "deltas": bool(body.stream) or body.parallel_tool_calls is False,
         }
 
-    def turn(self) -> AsyncGenerator[StreamEvent, None]:
+    async def turn(self) -> AsyncGenerator[StreamEvent, None]:
         """Run it."""
-        return self._exchange.stream(**self._options)
+        with self._demand.naming(FORM):
+            async with aclosing(self._exchange.stream(**self._options)) as events:
+                async for event in events:
+                    yield event
 
     async def opening(self) -> list[Part]:
         """Who speaks."""
