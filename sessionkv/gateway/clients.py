@@ -28,12 +28,8 @@ class Caller:
     def __init__(self, client: AsyncClient, pieces: Pieces, *, is_steady: bool = False) -> None:
         """Own the connection; ``is_steady`` as for :class:`Keeping` by default."""
         self.client = client
-<<<<<<< HEAD
-        self.conversations = Conversations(client, is_steady=is_steady)
-=======
         self.tenant = ""
-        self.conversations = Conversations(client)
->>>>>>> lead
+        self.conversations = Conversations(client, is_steady=is_steady)
         self.pieces = pieces
         self.used_s = 0.0
         self._seen = 0

@@ -40,9 +40,10 @@ from sessionkv.errors import (
     SessionNotFound,
 )
 from sessionkv.gateway.early_end import until
+from sessionkv.gateway.place_memory import PlaceMemory
 from sessionkv.gateway.recent import Recent
 from sessionkv.gateway.rewriting import Steady, steady
-from sessionkv.gateway.rewriting_places import Place, places_of, put_back
+from sessionkv.gateway.rewriting_places import put_back
 from sessionkv.gateway.transcript import Message, Transcript
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Conversations:
         """Know of nothing; the client stays the caller's."""
         self.client = client
         self._is_steady = is_steady
-        self._places: OrderedDict[str, Sequence[Place]] = OrderedDict()  # by session
+        self.places = PlaceMemory(client)
         self._known: OrderedDict[str, None] = OrderedDict()
         self._recent = Recent()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,27 +158,6 @@ class Conversations:
             return None
         page = await self.client.session_page(f"{NAMES}{digests[-1]}.", limit=1)
         return page.sessions[0].name if page.sessions else None
-
-    async def places(self, name: str) -> Sequence[Place]:
-        """Where things were put in a session's conversation; none where there is no such session.
-
-        Asked of the engine once, where it was another run of the gateway.
-        """
-        found = self._places.get(name)
-        if found is None:
-            try:
-                found = places_of((await self.client.session(name).node()).metadata)
-            except (SessionNotFound, SessionDamaged):
-                return ()
-            self.put_places(name, found)
-        return found
-
-    def put_places(self, name: str, places: Sequence[Place]) -> None:
-        """Remember them."""
-        self._places[name] = places
-        self._places.move_to_end(name)
-        if len(self._places) > MAX_KNOWN:
-            self._places.popitem(last=False)
 
     async def name(
         self, running: str, name: str, keeping: Keeping, *, after: str | None = None
@@ -307,7 +287,7 @@ class Exchange:
         running, self._running = self._running, None
         name = self._all.answered(self._transcript, reply, self._keeping)
         if self._is_steady:
-            self._all.put_places(name, self._placed.places)
+            self._all.places.put(name, self._placed.places)
         naming = self._all.name(running, name, self._keeping, after=self.continues)
         self._naming = self._all.later(naming)
         self._naming.add_done_callback(_heard)
@@ -356,7 +336,7 @@ class Exchange:
         """
         client = self._all.client
         if self._is_steady:
-            earlier = () if name is None else await self._all.places(name)
+            earlier = () if name is None else await self._all.places.of(name)
             self._placed = put_back(self._found, earlier)
             options["metadata"] = self._placed.metadata
         running = self._running = RUNNING + secrets.token_hex(12)
