@@ -35,6 +35,8 @@ class GatewaySettings:
             keys. With one, callers have to show theirs.
         hosts: Names beside those of this machine that callers may use for it.
         cors_origins: Origins whose pages may call; none by default.
+        steady_prompts: Dates and reminders that agents move around in their prompts are put where
+            they cost no cache, unless a request says otherwise.
     """
 
     endpoint: str
@@ -51,6 +53,7 @@ class GatewaySettings:
     hosts: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     reply_style: ReplyStyle | None = None
+    steady_prompts: bool = False
 
     def to_json(self) -> str:
         """One line, for another process."""
