@@ -25,7 +25,7 @@ from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel, Services
 from sessionkv.gateway.side_by_side import all_of, merged
 from sessionkv.gateway.sse import STREAMED, EventStream, data, progress, unless_gone
-from sessionkv.types import SamplingParams
+from sessionkv.types import SamplingParams, utf8_bytes
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
@@ -76,6 +76,24 @@ class CompletionRequest(Sampling):
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", 0, "at least 1, without echo")
 
+    def check_prompts(self, vocab_size: int) -> None:
+        """See that each of several prompts can be read: none may fail behind another's answer.
+
+        Args:
+            vocab_size: Of the served model.
+
+        Raises:
+            InvalidRequest: Naming the prompt.
+        """
+        prompts = self.prompts()
+        for i, prompt in enumerate(prompts if len(prompts) > 1 else ()):
+            if isinstance(prompt, str):
+                utf8_bytes(f"prompt[{i}]", prompt)
+                continue
+            for j, token_id in enumerate(prompt):
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidRequest(f"prompt[{i}][{j}]", token_id, f"0 to {vocab_size - 1}")
+
 
 def router(services: Services) -> APIRouter:
     """Routes of Completions."""
@@ -87,6 +105,7 @@ def router(services: Services) -> APIRouter:
         served = await services.model()
         served.require(body.model)
         body.check()
+        body.check_prompts(served.limits["vocab_size"])
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1
         wanted = sampling_of(body, max_tokens=most, logprobs=body.logprobs)
         if body.max_tokens is None:  # nobody asked for so many
