@@ -40,8 +40,8 @@ class CompletionRequest(Sampling):
     prompt: (
         str
         | Tokens
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Tokens], Field(min_length=1)]
     )
     max_tokens: int | None = Field(
         None, description="Most tokens of each answer (16); 0 with `echo` gives the prompt alone."
@@ -70,8 +70,10 @@ class CompletionRequest(Sampling):
             raise refused("best_of", self.best_of, "every answer is given; use n")
         if self.echo and self.logprobs is not None and self.stream:
             raise refused("echo", True, "with logprobs only in whole answers")
-        count = len(self.prompts()) * (self.n or 1)
-        if count > MAX_PROMPTS:
+        num_prompts = len(self.prompts())
+        if num_prompts > MAX_PROMPTS:
+            raise InvalidRequest("prompt", f"{num_prompts} prompts", f"at most {MAX_PROMPTS}")
+        if num_prompts * (self.n or 1) > MAX_PROMPTS:
             raise InvalidRequest("n", self.n, f"at most {MAX_PROMPTS} answers to all prompts")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", 0, "at least 1, without echo")
