@@ -283,7 +283,7 @@ class Exchange:
             SessionKVError: They cannot be counted.
         """
         client, messages = self._all.client, list(self._transcript.messages)
-        for name in () if self._keeping.is_helper else self._candidates:
+        for name in () if self._keeping.is_helper else self.candidates:
             try:
                 return await client.session(name).count(messages=messages)
             except (SessionNotFound, SessionDamaged):
