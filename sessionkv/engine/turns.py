@@ -182,13 +182,25 @@ class TurnDesk:
             return
         turn.phase = Phase.RENDERING
         with_path = head.history == "follow" or is_foreign(self._parts, head.node_id)
-        self.out.append(render_request(self._parts, turn, with_path=with_path))
+        self._ask_to_render(turn, with_path=with_path)
+
+    def _ask_to_render(self, turn: ActiveTurn, *, with_path: bool) -> None:
+        ask = turn.ask
+        head_id = (ask.tenant, ask.session or "")
+        asked = render_request(
+            self._parts,
+            ask.turn_id,
+            head_id,
+            with_path=with_path,
+            changed_from=ask.changed_from,
+        )
+        self.out.append(asked)
 
     def send_path(self, turn_id: int) -> None:
         """The front needs the whole path to render."""
         turn = self.active.get(turn_id)
         if turn is not None and turn.phase is Phase.RENDERING:
-            self.out.append(render_request(self._parts, turn, with_path=True))
+            self._ask_to_render(turn, with_path=True)
 
     def rendered(self, message: TurnRendered, now: float) -> None:
         """The front has the ids: run them."""
