@@ -16,6 +16,7 @@ from sessionkv.text.history import StoredMessage, match_history
 from sessionkv.text.messages import Message, dump_messages
 from sessionkv.text.model import TextModel
 from sessionkv.text.parting import Before, first_miss
+from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
 from sessionkv.text.stored import read_messages, read_reply, read_root
 from sessionkv.types import MissReason, MissReport
@@ -38,6 +39,9 @@ class StoredPath:
 
 def read_path(text: TextModel, path: Sequence[NodeText]) -> StoredPath:
     """Unpack what core sent. O(history).
+
+    Replies of earlier turns may stand among what came in with a later one, where the template wrote
+    anew what was before it: they have their ids there.
 
     Raises:
         SessionDamaged: A turn's messages cannot be read.
@@ -76,7 +80,13 @@ def _incoming(text: TextModel, node: NodeText, turn: int, start: int) -> Iterato
 
 
 def render_history(
-    text: TextModel, root: RootText, ask: RenderTurn, incoming: tuple[Message, ...]
+    text: TextModel,
+    root: RootText,
+    ask: RenderTurn,
+    incoming: tuple[Message, ...],
+    *,
+    memory: ReplyMemory,
+    tenant: str,
 ) -> tuple[TurnRendered, str]:
     """Ids of a turn whose conversation is rendered whole, and their raw text.
 
@@ -85,6 +95,8 @@ def render_history(
         root: The session's.
         ask: With the path, unless the session has no turns.
         incoming: With history ``follow`` the whole conversation, else the new messages only.
+        memory: Replies of late.
+        tenant: Whose.
 
     Raises:
         TemplateRefused: With the template's own words.
@@ -102,6 +114,8 @@ def render_history(
         stored=stored.messages,
         log=stored.log,
         stored_root=stored_root,
+        memory=memory,
+        tenant=tenant,
     )
     miss = followed.miss
     if ask.changed_from:

@@ -276,6 +276,20 @@ class Exchange:
             except _Stale:
                 continue
 
+    async def count(self) -> int:
+        """How many prompt tokens its turn would have, were it run now.
+
+        Raises:
+            SessionKVError: They cannot be counted.
+        """
+        client, messages = self._all.client, list(self._transcript.messages)
+        for name in () if self._keeping.is_helper else self.candidates:
+            try:
+                return await client.session(name).count(messages=messages)
+            except (SessionNotFound, SessionDamaged):
+                self._all.forget(name)
+        return await client.count(messages=messages, tools=self._transcript.tools)
+
     def keep(self, reply: Message) -> None:
         """Begin to name the session by its conversation, whatever becomes of the client.
 

@@ -14,6 +14,9 @@ from sessionkv.types.reply_style import ReplyStyle
 class GatewaySettings:
     """Where the engine is, and the gateway's own bounds.
 
+    ``sessionkv serve`` says where and who may call; bounds of its own are for who starts a gateway
+    by hand.
+
     Attributes:
         endpoint: The engine's socket.
         ping_s: A stream that has had nothing to say for so long says that it lives.

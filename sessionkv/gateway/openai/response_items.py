@@ -96,6 +96,8 @@ class _Builder:
         call_id = _string(item, "call_id", field)
         if kind == "function_call":
             arguments = item.get("arguments") or "{}"
+            if not isinstance(arguments, Mapping):
+                arguments = _string({"arguments": arguments}, "arguments", field)
         else:
             arguments = {"input": _string(item, "input", field)}
         message = self._open or self._begin()
