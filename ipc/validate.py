@@ -374,6 +374,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "text": _text,
         "when_busy": _one_of("error", "queue"),
         "metadata": _metadata,
+        "changed_from": _session_name,
         **_TURN_CHECKS,
     },
     m.Generate: {

@@ -225,7 +225,7 @@ class Front:
         if isinstance(request, wire.Open):
             message = self._open_message(call_id, tenant, request)
         elif isinstance(request, wire.Import):
-            tree = self._writer.imports.add(connection, request)
+            tree = self._writer.imports.add(connection, tenant, request)
             if not request.commit:
                 held = wire.Result(id=request.id, value={"held": len(tree.nodes)})
                 self.replies.append((connection, held))

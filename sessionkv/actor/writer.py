@@ -154,6 +154,7 @@ class Writer:
             prompt_logprobs=_prompt_logprobs(request, ids),
             claim=turn.claim,
             wants_progress=request.stream and request.progress,
+            changed_from=request.changed_from if isinstance(request, wire.Turn) else None,
         )
 
     def count(self, tenant: str, request: wire.Count) -> int:

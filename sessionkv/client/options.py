@@ -37,9 +37,13 @@ class TurnOptions(_Common, total=False):
             with all of it, at the cost of a turn that is no stream.
         metadata: Plain values, up to 64 KiB as JSON, that are kept with the turn and given back by
             ``session.node()``; nothing reads them.
+        changed_from: Name of the session whose conversation this one was before something was
+            changed that only a new session can have, such as its tools: the report of a first turn
+            with history ``follow`` says where they part.
     """
 
     metadata: Mapping[str, Any] | None
+    changed_from: str | None
     when_busy: Literal["error", "queue"]
 
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.messages import NodeText, RenderTurn
 from sessionkv.engine.parts import CoreParts
-from sessionkv.errors import TurnKind
-from sessionkv.types import NodeRecord, unpack_tokens
+from sessionkv.errors import SessionDamaged, SessionNotFound, TurnKind
+from sessionkv.types import HeadRecord, NodeRecord, unpack_tokens
 
 
 def render_request(
-    parts: CoreParts, turn_id: int, head_id: HeadId, *, with_path: bool
+    parts: CoreParts,
+    turn_id: int,
+    head_id: HeadId,
+    *,
+    with_path: bool,
+    changed_from: str | None = None,
 ) -> RenderTurn:
     """The question for the ids that a turn adds to its session's head. O(path).
 
@@ -22,6 +27,7 @@ def render_request(
         turn_id: The turn's, or that of the call that only counts them.
         head_id: The session.
         with_path: Also what the session consists of.
+        changed_from: Name of the session to compare a new one with.
 
     Raises:
         SessionNotFound: There is none.
@@ -39,7 +45,24 @@ def render_request(
         created_s=path[0].created_s,
         path=tuple(map(_node_text, path)) if with_path else (),
         foreign=is_foreign(parts, head.node_id),
+        changed_from=(
+            _changed_from(parts, head_id[0], changed_from, head) if len(path) == 1 else ()
+        ),
     )
+
+
+def _changed_from(
+    parts: CoreParts, tenant: str, name: str | None, head: HeadRecord
+) -> tuple[NodeText, ...]:
+    """The path of the conversation that a new one was; none where it cannot be compared with."""
+    if name is None or head.history != "follow":
+        return ()
+    try:
+        node_id = parts.tree.head(tenant, name).node_id
+        path = parts.tree.path(node_id)
+    except (SessionNotFound, SessionDamaged):
+        return ()
+    return () if is_foreign(parts, node_id) else tuple(map(_node_text, path))
 
 
 def check_kind(parts: CoreParts, node_id: int, *, raw: bool) -> None:

@@ -189,7 +189,10 @@ class TurnDesk:
     def _ask_to_render(self, turn: ActiveTurn, *, with_path: bool) -> None:
         ask = turn.ask
         head_id = (ask.tenant, ask.session or "")
-        self.out.append(render_request(self._parts, ask.turn_id, head_id, with_path=with_path))
+        asked = render_request(
+            self._parts, ask.turn_id, head_id, with_path=with_path, changed_from=ask.changed_from
+        )
+        self.out.append(asked)
 
     def send_path(self, turn_id: int) -> None:
         """The front needs the whole path to render."""

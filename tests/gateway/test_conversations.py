@@ -14,6 +14,7 @@ import pytest
 
 from sessionkv import LimitsConfig
 from sessionkv.client import StreamEvent
+from sessionkv.client.results import SessionPage
 from sessionkv.errors import SessionDamaged, SessionNotFound
 from sessionkv.gateway.conversations import NAMES, RUNNING, Conversations, Keeping
 from sessionkv.gateway.transcript import Transcript
@@ -296,6 +297,9 @@ class Forgetful:
 
     async def delete(self, name: str) -> None:
         pass
+
+    async def session_page(self, prefix: str, *, limit: int) -> SessionPage:
+        return SessionPage((), None)
 
     def session(self, name: str) -> Any:
         return Forgotten(self, name)

@@ -24,7 +24,7 @@ from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
 from sessionkv.gateway.sse import named
 
-FORM = "output_config.format"
+FORM = "output_config.format.schema"
 
 
 class Asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -85,6 +86,8 @@ def router(services: Services) -> APIRouter:
         body.check()
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1
         wanted = sampling_of(body, max_tokens=most, logprobs=body.logprobs)
+        if body.max_tokens is None:  # nobody asked for so many
+            wanted = [replace(one, fit_window=True) for one in wanted]
         caller = await services.caller(request)
         choices = [
             PromptChoice(body, caller, prompt, sampling)
