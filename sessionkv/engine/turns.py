@@ -188,11 +188,7 @@ class TurnDesk:
         ask = turn.ask
         head_id = (ask.tenant, ask.session or "")
         asked = render_request(
-            self._parts,
-            ask.turn_id,
-            head_id,
-            with_path=with_path,
-            changed_from=ask.changed_from,
+            self._parts, ask.turn_id, head_id, with_path=with_path, changed_from=ask.changed_from
         )
         self.out.append(asked)
 
