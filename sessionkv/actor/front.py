@@ -219,7 +219,7 @@ class Front:
         if isinstance(request, wire.Open):
             message = self._open_message(call_id, tenant, request)
         elif isinstance(request, wire.Import):
-            tree = self._writer.imports.add(connection, request)
+            tree = self._writer.imports.add(connection, tenant, request)
             if not request.commit:
                 held = wire.Result(id=request.id, value={"held": len(tree.nodes)})
                 self.replies.append((connection, held))
@@ -247,9 +247,20 @@ class Front:
         # The same again would change nothing, and core is told no more than it takes.
         if turn is not None and request.keep not in turn.cancelled_keeping:
             turn.cancelled_keeping.add(request.keep)
-            self.to_core.append(CancelTurn(turn.turn_id, keep=request.keep))
+            if not (request.keep and self._cut(turn, request.chars)):
+                self.to_core.append(CancelTurn(turn.turn_id, keep=request.keep))
         found = turn is not None
         self.replies.append((connection, wire.Result(id=request.id, value={"found": found})))
+
+    def _cut(self, turn: FrontTurn, chars: int | None) -> bool:
+        """End a reply that runs behind so much of its text, as a stop string would."""
+        if chars is None or turn.stop is not None or isinstance(turn.answer, wire.Done):
+            return False
+        turn.stop = self._writer.cut(turn, chars)
+        if turn.stop is None:
+            return False
+        self.to_core.append(StopAt(turn.turn_id, turn.stop.num_tokens))
+        return True
 
     # Turns -----------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from sessionkv.text.follow import follow_ids
 from sessionkv.text.history import StoredMessage, match_history
 from sessionkv.text.messages import Message, dump_messages
 from sessionkv.text.model import TextModel
+from sessionkv.text.parting import Before, first_miss
 from sessionkv.text.root import RootText
-from sessionkv.text.stored import read_messages, read_reply
+from sessionkv.text.stored import read_messages, read_reply, read_root
 from sessionkv.types import MissReason, MissReport
 
 
@@ -75,14 +76,24 @@ def render_history(
         SessionDamaged: A stored turn cannot be read.
     """
     stored = read_path(ask.path)
-    own_root = root
+    stored_root = root
     root, messages = _conversation(root, ask, stored, incoming)
     if ask.foreign:
         return _encode_anew(text, root, ask, messages), ""
-    followed = follow_ids(text, root, messages, stored=stored.messages, log=stored.log)
+    followed = follow_ids(
+        text,
+        root,
+        messages,
+        stored=stored.messages,
+        log=stored.log,
+        stored_root=stored_root,
+    )
     miss = followed.miss
-    if root is not own_root and miss.reason is not MissReason.NONE:
-        miss = replace(miss, reason=MissReason.HISTORY_EDITED, turn=0, message=0)
+    if ask.changed_from:
+        before = _before(ask.changed_from, root.now_s)
+        miss = first_miss(text, root, messages, followed.ids, before=before)
+    if miss.part == "message" and miss.message is not None and incoming[0].role == "system":
+        miss = replace(miss, message=miss.message + 1)  # as the client counts them
     num_matching = match_history(stored.messages, messages).num_matching
     base_id, base_end, base_messages = _deepest_shared(
         stored, followed.ids, num_matching, ask.root_id
@@ -110,6 +121,13 @@ def _conversation(
     if incoming[0].content != root.system:
         root = RootText(incoming[0].content, root.tools_json, root.now_s)
     return root, incoming[1:]
+
+
+def _before(path: Sequence[NodeText], now_s: float) -> Before:
+    """The conversation that a new one was, before its client changed it."""
+    stored = read_path(path)
+    system, tools_json = read_root(path[0].node_id, path[0].incoming_blob)
+    return Before(RootText(system, tools_json, now_s), stored.messages, stored.log)
 
 
 def _encode_anew(

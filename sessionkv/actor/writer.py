@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from sessionkv.actor.blobs import pack, pack_reply, pack_response, pack_sampling
-from sessionkv.actor.front_turn import FrontTurn
+from sessionkv.actor.front_turn import FrontTurn, StopFound
 from sessionkv.actor.history import render_history
 from sessionkv.actor.imports import ImportDesk
 from sessionkv.cache.turns import format_node_id
@@ -154,6 +154,7 @@ class Writer:
             prompt_logprobs=_prompt_logprobs(request, ids),
             claim=turn.claim,
             wants_progress=request.stream and request.progress,
+            changed_from=request.changed_from if isinstance(request, wire.Turn) else None,
         )
 
     def count(self, tenant: str, request: wire.Count) -> int:
@@ -263,10 +264,12 @@ class Writer:
         if turn.stop is None:
             turn.note_stop()
         ending = self._ending(turn, finished, sampled)
-        reason = FinishReason.STOP if turn.stop is not None else finished.reason
+        reason = finished.reason
+        text = stream.text
         stop: str | int | None = None
         if turn.stop is not None:
-            stop = turn.stop.stop
+            stop, text = turn.stop.stop, text[: turn.stop.start]
+            reason = FinishReason.CANCELLED if stop is None else FinishReason.STOP
         elif finished.stop_token_id is not None and finished.stop_token_id not in (
             self._text.eos_ids
         ):
@@ -280,7 +283,7 @@ class Writer:
             id=0,
             attempt=turn.attempt,
             node=None if finished.node_id is None else format_node_id(finished.node_id),
-            text=stream.text,
+            text=text,
             tokens=list(ending.ids(sampled)),
             finish_reason=reason.value,
             stop=stop,
@@ -297,9 +300,16 @@ class Writer:
             finish_reason=reason,
             reply_blob=pack_reply(turn.answer, finished.cache.cached_tokens, turn.metadata),
             response_blob=pack_response(turn.answer) if turn.claim is not None else b"",
-            calls_tool=turn.kind == "chat" and self._text.calls_tool(stream.text),
+            calls_tool=turn.kind == "chat" and self._text.calls_tool(text),
         )
         return verdict, held
+
+    def cut(self, turn: FrontTurn, num_chars: int) -> StopFound | None:
+        """Where a reply ends that is to have so many characters; None where it has fewer yet."""
+        num_tokens = self._text.tokens_of(
+            turn.token_ids, num_chars, continues=turn.continues, prompt=turn.prompt_tail
+        )
+        return None if num_tokens is None else StopFound(None, num_chars, num_tokens)
 
     def _ending(
         self, turn: FrontTurn, finished: TurnFinished, sampled: Sequence[int]

@@ -41,7 +41,7 @@ from sessionkv.types.portable_tree import PortableTree
 
 __all__ = ["Change", "NewNode", "Opening", "TurnTree"]
 
-EMPTY_JOURNAL = JournalSummary(0, 0, 1, ())
+EMPTY_JOURNAL = JournalSummary((), 1, ())
 
 
 class TurnTree(TreeHeads):
@@ -68,7 +68,7 @@ class TurnTree(TreeHeads):
         Raises:
             InvalidRequest: The name, or the history policy, is not allowed.
             SessionDiffers: It exists, and something said in ``opening`` is not as it is.
-            Overloaded: There are as many sessions as may be.
+            Overloaded: There are as many sessions as may be, and the tenant has its share.
         """
         check_name("session", name, self._limits.session_name_bytes)
         if opening.history not in (None, "keep", "follow"):
@@ -84,7 +84,7 @@ class TurnTree(TreeHeads):
                 )
             return self._change(Transaction(self._state), head)
         self._check_free((tenant, name))
-        self._check_new_name("session", name)
+        self._check_new_name(tenant, "session", name)
         root = replace(root, kind="root", sampling_blob=opening.to_blob())
         node = self._new_node(root, None, self.reserve_node_id(), tenant=tenant, now=now)
         head = fresh_head(tenant, name, node, opening.history or "keep", now)
@@ -159,7 +159,7 @@ class TurnTree(TreeHeads):
         for session in tree.sessions:
             check_name("name", session.name, self._limits.session_name_bytes)
             self._check_free((tenant, session.name))
-            self._check_new_name("name", session.name, beside=len(tree.sessions) - 1)
+            self._check_new_name(tenant, "name", session.name, beside=len(tree.sessions) - 1)
         records, heads = tree.placed(tenant, self._next_node_id)
         self._next_node_id += len(records)
         transaction = Transaction(self._state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 
 from sessionkv.cache.retention import Pin, Retention
 from sessionkv.cache.turns import UNNAMED_PREFIX, HeadId, Node
@@ -23,8 +23,10 @@ from sessionkv.types import (
     JournalOp,
     PutHead,
     PutNode,
+    TenantSessions,
     Tier,
 )
+from sessionkv.types.holdings import Holdings
 
 
 def is_unnamed(name: str) -> bool:
@@ -39,20 +41,21 @@ class TreeState:
         nodes: By id; with a node all its ancestors.
         heads: By tenant and name, the one used longest ago first.
         damaged: Sessions known to have a turn that cannot be read, and what that is.
-        num_named: Heads in the whole journal that stay until they are deleted.
-        num_unnamed: Heads in the whole journal that run out by themselves.
+        named: Heads in the whole journal that stay until they are deleted, by tenant.
+        unnamed: Heads in the whole journal that run out by themselves, by tenant.
         num_bytes: About what ``nodes`` take.
         pin_ends: Heap of (end of pin, head); entries whose head has another end by now are stale.
     """
 
-    def __init__(self, retention: Retention, *, num_named: int = 0, num_unnamed: int = 0) -> None:
-        """Nothing in memory of a journal with so many heads."""
+    def __init__(self, retention: Retention, tenants: Iterable[TenantSessions] = ()) -> None:
+        """Nothing in memory of a journal of these tenants."""
         self.retention = retention
         self.nodes: dict[int, Node] = {}
         self.heads: OrderedDict[HeadId, HeadRecord] = OrderedDict()
         self.damaged: dict[HeadId, str] = {}
-        self.num_named = num_named
-        self.num_unnamed = num_unnamed
+        tenants = tuple(tenants)
+        self.named = Holdings({of.tenant: of.num_named for of in tenants})
+        self.unnamed = Holdings({of.tenant: of.num_unnamed for of in tenants})
         self.num_bytes = 0
         self.pin_ends: list[tuple[float, HeadId]] = []
 
@@ -173,10 +176,8 @@ class TreeState:
         return op
 
     def _count(self, head_id: HeadId, change: int) -> None:
-        if is_unnamed(head_id[1]):
-            self.num_unnamed += change
-        else:
-            self.num_named += change
+        tenant, name = head_id
+        (self.unnamed if is_unnamed(name) else self.named).add(tenant, change)
 
     def _watch_pin(self, head_id: HeadId, head: HeadRecord) -> None:
         if head.pin_expires_s is not None:

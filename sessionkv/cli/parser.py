@@ -134,7 +134,9 @@ def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
     pin.add_argument("--ttl", type=float, metavar="SECONDS", help="how long (no end)")
     pin.add_argument("--priority", type=int, default=50, help="0 to 100; higher leaves later (50)")
     action("unpin", "take the pin off")
-    action("rm", "remove a session and what only it holds")
+    action("rm", "remove sessions and what only they hold", session=False).add_argument(
+        "session", nargs="+", help="names of the sessions"
+    )
     _add_transfer(actions)
 
 

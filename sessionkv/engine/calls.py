@@ -36,7 +36,8 @@ from sessionkv.types.portable_tree import PortableTree
 def sessions_named(message: object) -> tuple[HeadId, ...]:
     """Sessions that a message of the front is about."""
     if isinstance(message, SubmitTurn):
-        return () if message.session is None else ((message.tenant, message.session),)
+        sessions = (message.session, message.changed_from)
+        return tuple((message.tenant, name) for name in sessions if name is not None)
     if isinstance(message, OpenSession):
         return ((message.tenant, message.session),)
     if isinstance(message, ImportSessions):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from sessionkv.engine.active_turn import ActiveTurn
 from sessionkv.engine.messages import NodeText, RenderTurn
 from sessionkv.engine.parts import CoreParts
-from sessionkv.errors import TurnKind
-from sessionkv.types import NodeRecord, unpack_tokens
+from sessionkv.errors import SessionDamaged, SessionNotFound, TurnKind
+from sessionkv.types import HeadRecord, NodeRecord, unpack_tokens
 
 
 def render_request(parts: CoreParts, turn: ActiveTurn, *, with_path: bool) -> RenderTurn:
@@ -28,7 +28,21 @@ def render_request(parts: CoreParts, turn: ActiveTurn, *, with_path: bool) -> Re
         created_s=path[0].created_s,
         path=tuple(map(_node_text, path)) if with_path else (),
         foreign=is_foreign(parts, turn.base_id),
+        changed_from=_changed_from(parts, turn, head) if len(path) == 1 else (),
     )
+
+
+def _changed_from(parts: CoreParts, turn: ActiveTurn, head: HeadRecord) -> tuple[NodeText, ...]:
+    """The path of the conversation that a new one was; none where it cannot be compared with."""
+    name = turn.ask.changed_from
+    if name is None or head.history != "follow":
+        return ()
+    try:
+        node_id = parts.tree.head(turn.ask.tenant, name).node_id
+        path = parts.tree.path(node_id)
+    except (SessionNotFound, SessionDamaged):
+        return ()
+    return () if is_foreign(parts, node_id) else tuple(map(_node_text, path))
 
 
 def check_kind(parts: CoreParts, node_id: int, *, raw: bool) -> None:

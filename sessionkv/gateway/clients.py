@@ -20,6 +20,7 @@ class Caller:
 
     Attributes:
         client: The connection.
+        tenant: Whose the key is; known once the engine has greeted.
         conversations: Those of clients that keep no session.
         pieces: What tokens stand for; the same for all callers.
     """
@@ -27,6 +28,7 @@ class Caller:
     def __init__(self, client: AsyncClient, pieces: Pieces) -> None:
         """Own the connection."""
         self.client = client
+        self.tenant = ""
         self.conversations = Conversations(client)
         self.pieces = pieces
         self.used_s = 0.0
@@ -81,7 +83,7 @@ class ClientPool:
                 return caller
             caller = Caller(AsyncClient(self._endpoint, key=key), self._pieces)
             try:
-                await caller.client.welcome()
+                caller.tenant = (await caller.client.welcome()).tenant
             except BaseException:  # a key that is not known takes nobody's place
                 await caller.close()
                 raise

@@ -25,6 +25,9 @@ class TemplateHabits:
     Attributes:
         folds_system: It refuses or ignores system messages: theirs goes before the first user
             message's text.
+        folds_later_system: It refuses or ignores those behind other messages: they are the user's.
+        joins_users: It refuses messages of the user in a row: they are one, a blank line between
+            their texts.
         null_content: It takes messages whose content is None.
         map_arguments: It takes tool arguments as a map, not as JSON text.
         closing: What it writes after a reply up to and including one control token; ``""`` where
@@ -37,6 +40,8 @@ class TemplateHabits:
     """
 
     folds_system: bool = False
+    folds_later_system: bool = False
+    joins_users: bool = False
     null_content: bool = False
     map_arguments: bool = True
     closing: str = ""
@@ -74,8 +79,7 @@ class ChatRenderer:
         Raises:
             TemplateRefused: With the template's own words.
         """
-        if self.habits.folds_system:
-            messages = _fold_system(messages)
+        messages = self._arranged(messages)
         tools = None if tools_json is None else self.marks.mark_value(json.loads(tools_json))
         maps = [self._message_map(message) for message in messages]
         return self._template.render(maps, tools, now_s=now_s, generation=generation)
@@ -93,6 +97,17 @@ class ChatRenderer:
             return self.render(messages, tools_json, now_s=now_s, generation=generation)
         except TemplateRefused:
             return None
+
+    def _arranged(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages in an order of roles that the template takes.
+
+        Each depends on those before it alone, so that more of them change no earlier text.
+        """
+        if self.habits.folds_later_system:
+            messages = [*messages[:1], *map(_as_users, messages[1:])]
+        if self.habits.folds_system:
+            messages = _fold_system(messages)
+        return _join_users(messages) if self.habits.joins_users else messages
 
     def _message_map(self, message: Message) -> dict[str, Any]:
         value: dict[str, Any] = self.marks.mark_value(replace(message, tool_calls=()).to_map())
@@ -113,3 +128,16 @@ def _fold_system(messages: Sequence[Message]) -> Sequence[Message]:
         return messages
     system, user, *rest = messages
     return (replace(user, content=f"{system.content}\n\n{user.content}"), *rest)
+
+
+def _as_users(message: Message) -> Message:
+    return replace(message, role="user") if message.role == "system" else message
+
+
+def _join_users(messages: Sequence[Message]) -> Sequence[Message]:
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1].role == message.role == "user":
+            message = replace(message, content=f"{joined.pop().content}\n\n{message.content}")
+        joined.append(message)
+    return joined

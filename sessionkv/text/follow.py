@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from sessionkv.text.history import StoredMessage, match_history, thoughts_of
 from sessionkv.text.messages import Message
 from sessionkv.text.model import TextModel
+from sessionkv.text.parting import Before, first_miss
 from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
 from sessionkv.text.spoken import same_spoken
-from sessionkv.types import MissReason, MissReport
+from sessionkv.types import MissReport
 
-_SHOWN_TOKENS = 16
 _LOOKAHEAD = 8  # replies a client may have left out in one place
 
 
@@ -51,6 +51,7 @@ def follow_ids(
     *,
     stored: Sequence[StoredMessage] = (),
     log: Sequence[int] = (),
+    stored_root: RootText | None = None,
     memory: ReplyMemory | None = None,
     tenant: str = "",
 ) -> Followed:
@@ -62,6 +63,7 @@ def follow_ids(
         messages: Everything the client sent, the new messages included; without ``root.messages``.
         stored: The stored conversation's messages without ``root.messages``, its replies with ids.
         log: The stored conversation's ids, to report where the prompt leaves it.
+        stored_root: Its system prompt and tools where they are others than ``root``'s.
         memory: Replies of conversations without a session.
         tenant: Whose memory.
 
@@ -75,7 +77,9 @@ def follow_ids(
     else:
         assigned = _assign(text, raw, places, [s.reply_ids for s in stored if s.reply_ids])
     ids, num_reused = _build(text, raw, assigned)
-    return Followed(ids, raw, num_reused, _first_miss(text, ids, messages, stored, log))
+    before = Before(root if stored_root is None else stored_root, stored, log)
+    miss = first_miss(text, root, messages, ids, before=before)
+    return Followed(ids, raw, num_reused, miss)
 
 
 def _as_stored(
@@ -179,35 +183,3 @@ def _same_reply(rendered: str, said: str, calling: str) -> bool:
     if rendered.strip() == said.strip():
         return True
     return bool(calling) and calling in rendered and same_spoken(rendered, said)
-
-
-def _first_miss(
-    text: TextModel,
-    ids: Sequence[int],
-    messages: Sequence[Message],
-    stored: Sequence[StoredMessage],
-    log: Sequence[int],
-) -> MissReport:
-    if not stored or not log:
-        return MissReport()
-    shared = min(len(ids), len(log))
-    at = next((i for i in range(shared) if ids[i] != log[i]), shared)
-    if at == len(log):
-        return MissReport()
-    match = match_history(stored, messages)
-    difference = match.first_difference
-    shown = slice(at, at + _SHOWN_TOKENS)
-    if difference is None and match.num_matching == len(stored):
-        index = next((i for i, item in enumerate(stored) if at < item.end_token), len(stored) - 1)
-        reason = MissReason.TEMPLATE_REWROTE
-    else:
-        index = min(match.num_matching, len(stored) - 1)
-        reason = MissReason.HISTORY_EDITED
-    return MissReport(
-        reason=reason,
-        token=at,
-        turn=stored[index].turn,
-        message=index,
-        expected=text.decode(log[shown], continues=True, special=True),
-        found=text.decode(ids[shown], continues=True, special=True),
-    )

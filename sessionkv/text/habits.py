@@ -18,6 +18,7 @@ USER = Message("user", "hello")
 ANSWER = Message("assistant", REPLY)
 TOOL_RESULT = Message("tool", "result", name="look", tool_call_id="call00001")
 _SYSTEM = "SYSTEMTEXT"
+_LATER = Message("system", _SYSTEM)
 _LEAST_CALLING = 4
 """Fewer characters may stand in any text."""
 _CALLING = Message(
@@ -29,6 +30,9 @@ def find_habits(template: ChatTemplate, marks: ControlMarks) -> TemplateHabits:
     """Try the template out. A template that refuses everything has the default habits."""
     habits = TemplateHabits()
     habits = replace(habits, folds_system=_refuses_system(ChatRenderer(template, marks, habits)))
+    habits = replace(habits, joins_users=_refuses_users(ChatRenderer(template, marks, habits)))
+    later = _refuses_later_system(ChatRenderer(template, marks, habits))
+    habits = replace(habits, folds_later_system=later)
     habits = replace(habits, map_arguments=_takes_maps(ChatRenderer(template, marks, habits)))
     nulls = ChatRenderer(template, marks, replace(habits, null_content=True))
     renderer = ChatRenderer(template, marks, habits)
@@ -47,6 +51,21 @@ def find_habits(template: ChatTemplate, marks: ControlMarks) -> TemplateHabits:
 def _refuses_system(renderer: ChatRenderer) -> bool:
     text = renderer.try_render((Message("system", _SYSTEM), USER))
     return (text is None or _SYSTEM not in text) and renderer.try_render((USER,)) is not None
+
+
+def _refuses_users(renderer: ChatRenderer) -> bool:
+    """Two of the user's in a row, as agents send their surroundings and then what is asked."""
+    text = renderer.try_render((USER, replace(USER, content="other")))
+    return text is None and renderer.try_render((USER, ANSWER, USER)) is not None
+
+
+def _refuses_later_system(renderer: ChatRenderer) -> bool:
+    """As agents send them behind the user's first message, or when their surroundings change."""
+    texts = [
+        renderer.try_render(messages) for messages in ((USER, _LATER), (USER, ANSWER, _LATER, USER))
+    ]
+    is_shown = all(text is not None and _SYSTEM in text for text in texts)
+    return not is_shown and renderer.try_render((USER, ANSWER, USER)) is not None
 
 
 def _takes_maps(renderer: ChatRenderer) -> bool:

@@ -142,11 +142,11 @@ class DeleteKey:
 
 @dataclass(frozen=True, slots=True)
 class ForgetKeys:
-    """Forget the oldest idempotency keys: some that ran out, and all past ``keep``.
+    """Forget idempotency keys: some that ran out, and all past ``keep``.
 
     Attributes:
         created_until_s: Those made by then have run out.
-        keep: Most keys that may be left.
+        keep: Most keys that may be left; the oldest go of the tenant that has most.
     """
 
     created_until_s: float
@@ -184,19 +184,36 @@ class JournalState:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantSessions:
+    """How many heads a tenant has.
+
+    Attributes:
+        num_named: Those that have a name of their own.
+        num_unnamed: Those that run out by themselves: their names begin with ``~``.
+    """
+
+    tenant: str
+    num_named: int
+    num_unnamed: int
+
+
+@dataclass(frozen=True, slots=True)
 class JournalSummary:
     """What is known of a journal when it is opened: counts, and which heads are pinned.
 
     Attributes:
-        num_named: Heads that have a name of their own.
-        num_unnamed: Heads that run out by themselves: their names begin with ``~``.
+        tenants: Those that have any heads.
         pinned: Tenant and name of every pinned head.
     """
 
-    num_named: int
-    num_unnamed: int
+    tenants: tuple[TenantSessions, ...]
     next_node_id: int
     pinned: tuple[tuple[str, str], ...]
+
+    @property
+    def num_sessions(self) -> int:
+        """Heads of all tenants."""
+        return sum(of.num_named + of.num_unnamed for of in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)

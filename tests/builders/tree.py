@@ -25,6 +25,7 @@ from sessionkv.types import (
     PutNode,
     StoredNode,
     StoredSession,
+    TenantSessions,
     Tier,
 )
 
@@ -120,9 +121,16 @@ class DictJournal:
                 raise ValueError(f"{op} is for a damaged journal")
 
     def summary(self) -> JournalSummary:
-        unnamed = sum(name.startswith("~") for _, name in self.heads)
+        tenants = dict.fromkeys(tenant for tenant, _ in self.heads)
         pinned = tuple(head_id for head_id, head in self.heads.items() if head.pin_tier)
-        return JournalSummary(len(self.heads) - unnamed, unnamed, self.next_node_id, pinned)
+        return JournalSummary(
+            tuple(self.sessions_of(tenant) for tenant in tenants), self.next_node_id, pinned
+        )
+
+    def sessions_of(self, tenant: str) -> TenantSessions:
+        names = [name for of, name in self.heads if of == tenant]
+        unnamed = sum(name.startswith("~") for name in names)
+        return TenantSessions(tenant, len(names) - unnamed, unnamed)
 
     def find(self, head_id: tuple[str, str]) -> StoredSession | None:
         head = self.heads.get(head_id)
@@ -241,7 +249,7 @@ def snapshot(tree: TurnTree) -> dict[str, object]:
             for node_id, node in state.nodes.items()
         },
         "heads": dict(state.heads),
-        "counts": (state.num_named, state.num_unnamed),
+        "counts": (state.named.total, state.unnamed.total),
         "owners": dict(retention._owners),
         "pins": {tier: dict(pins) for tier, pins in retention._pins.items()},
     }

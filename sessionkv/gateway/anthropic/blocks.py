@@ -63,8 +63,12 @@ class MessageContent:
         ]
 
     @property
-    def is_over(self) -> bool:
-        """What comes is left out."""
+    def ends_at(self) -> int | None:
+        """After how many characters the reply is over: what comes is left out; None until then."""
+        return self._parser.first_call_end if self._is_over else None
+
+    @property
+    def _is_over(self) -> bool:
         return self._only_one_call and bool(self._complete)
 
     def feed(self, text: str) -> list[Event]:
@@ -95,7 +99,7 @@ class MessageContent:
         return [event for part in parsed for event in self._told(part)]
 
     def _told(self, event: ReplyEvent) -> Iterator[Event]:
-        if self.is_over:
+        if self._is_over:
             return
         match event:
             case Text(text):

@@ -33,19 +33,14 @@ class Converted:
         transcript: For the engine.
         origins: For each of its messages the field that it comes from.
         rewrites: What was changed on the way, for the report.
-        schemas: The field whose JSON schemas the answer is held to.
     """
 
     transcript: Transcript
     origins: Sequence[str]
     rewrites: Sequence[Mapping[str, str]] = ()
-    schemas: str = "tools"
 
     def renamed(self, error: InvalidRequest) -> InvalidRequest:
         """An error of the engine about one of its messages, as one about the request's field."""
-        if str(error.details.get("field")).startswith("sampling.grammar"):
-            why = str(error.details.get("value"))
-            return InvalidRequest(self.schemas, why, "a JSON schema that can be held to")
         match = _OF_ENGINE.match(str(error.details.get("field")))
         if match is None or int(match[1]) >= len(self.origins):
             return error
@@ -77,10 +72,8 @@ def convert(body: CountRequest) -> Converted:
         builder.take(message.role, blocks, f"messages[{i}]")
     builder.flush()
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
-    has_form = body.output_config is not None and body.output_config.format is not None
-    schemas = "output_config.format.schema" if has_form else "tools"
-    transcript = Transcript(builder.messages, tools or None)
-    return Converted(transcript, builder.origins, rewrites, schemas)
+    transcript = Transcript(builder.messages, tools or None, builder.origins)
+    return Converted(transcript, builder.origins, rewrites)
 
 
 def assistant_message(blocks: Iterable[Mapping[str, Any]]) -> Message:

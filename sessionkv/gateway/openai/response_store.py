@@ -15,13 +15,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from sessionkv.client import AsyncClient, StreamEvent
+from sessionkv.client import AsyncClient, StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
-from sessionkv.client.results import NodeInfo
-from sessionkv.errors import SessionKVError, SessionNotFound
+from sessionkv.client.results import Logprobs, NodeInfo
+from sessionkv.errors import (
+    PreviousResponseNotFound,
+    ResponseNotFound,
+    SessionKVError,
+    SessionNotFound,
+    TurnFailed,
+)
 from sessionkv.gateway.early_end import until
-from sessionkv.gateway.openai.response_body import Kept, body_of, status_of, usage_of
-from sessionkv.gateway.openai.response_errors import PreviousResponseNotFound, ResponseNotFound
+from sessionkv.gateway.openai.background_notes import BackgroundNotes
+from sessionkv.gateway.openai.response_body import KeptResponse, body_of, status_of, usage_of
 from sessionkv.gateway.openai.response_events import output_of
 from sessionkv.gateway.openai.response_ids import (
     PASSING,
@@ -33,6 +39,7 @@ from sessionkv.gateway.openai.response_ids import (
 )
 from sessionkv.gateway.openai.response_items import from_messages, to_messages
 from sessionkv.gateway.openai.response_turn import Plan, generation_of, turn_of
+from sessionkv.gateway.pieces import Pieces
 from sessionkv.gateway.replies import ReplyEvent, ReplyParser, ReplyStyle
 from sessionkv.types import FinishReason
 
@@ -46,7 +53,7 @@ class Found:
     """A response as it is kept."""
 
     node: NodeInfo
-    kept: Kept
+    kept: KeptResponse
 
     @property
     def id(self) -> str:
@@ -77,6 +84,7 @@ class ResponseStore:
 
     Attributes:
         style: How the model writes replies.
+        notes: Of responses that are made in the background.
     """
 
     def __init__(
@@ -85,6 +93,7 @@ class ResponseStore:
         style: ReplyStyle,
         later: Callable[[Coroutine[Any, Any, None]], object],
         *,
+        pieces: Pieces,
         run: str,
     ) -> None:
         """Over a caller's connection.
@@ -93,9 +102,12 @@ class ResponseStore:
             client: The connection.
             style: How the model writes replies.
             later: Has something done that nobody waits for.
+            pieces: What tokens stand for.
             run: Names this run of the gateway.
         """
         self._client = client
+        self._pieces = pieces
+        self.notes = BackgroundNotes(client)
         self.style = style
         self._later = later
         self._run = run
@@ -111,11 +123,22 @@ class ResponseStore:
         if is_response_id(response_id):
             with contextlib.suppress(SessionNotFound):
                 node = await self._client.session(session_of(response_id)).node()
-                kept = Kept.of(node)
+                kept = KeptResponse.of(node)
                 # A session whose own turn has not ended stands on the response before it.
                 if kept is not None and kept.echo["id"] == response_id:
                     return Found(node, kept)
-        raise ResponseNotFound.of(response_id)
+        raise ResponseNotFound(response_id)
+
+    async def previous(self, response_id: str) -> Found:
+        """What a request goes on from.
+
+        Raises:
+            PreviousResponseNotFound: There is none.
+        """
+        try:
+            return await self.find(response_id)
+        except ResponseNotFound:
+            raise PreviousResponseNotFound(response_id) from None
 
     def body(self, found: Found) -> dict[str, Any]:
         """The whole response, as it was answered."""
@@ -148,13 +171,15 @@ class ResponseStore:
         """A session's conversation as messages, for a template to write anew. One question."""
         messages: list[Message] = []
         for node in await self.nodes(session):
-            kept = Kept.of(node)
+            kept = KeptResponse.of(node)
             owner = node.node if kept is None else str(kept.echo["id"])
             messages += node.messages
             messages += to_messages(self._output(node, kept, owner))
         return messages
 
-    def _output(self, node: NodeInfo, kept: Kept | None, owner: str) -> list[dict[str, Any]]:
+    def _output(
+        self, node: NodeInfo, kept: KeptResponse | None, owner: str
+    ) -> list[dict[str, Any]]:
         calls = bool(node.tools) and (kept is None or kept.calls_tools)
         text = "" if node.reply is None else node.reply["content"] or ""
         parser = self.parser(owner, calls=calls)
@@ -175,8 +200,23 @@ class ResponseStore:
             owner: Its id, from which those of its calls are made.
             calls: Whether what looks like a call is one.
         """
-        style = self.style if calls else self.style.without_calls()
-        return ReplyParser(style, new_id=call_ids(owner))
+        return ReplyParser(self.style_of(calls=calls), new_id=call_ids(owner))
+
+    def style_of(self, *, calls: bool) -> ReplyStyle:
+        """How the model writes a reply.
+
+        Args:
+            calls: Whether what looks like a call is one.
+        """
+        return self.style if calls else self.style.without_calls()
+
+    async def spelled(self, entries: Logprobs) -> Mapping[int, bytes]:
+        """Bytes of all ids in some log-probabilities.
+
+        Raises:
+            SessionKVError: The engine cannot say.
+        """
+        return await self._pieces.of_logprobs(self._client, entries)
 
     # Writing ---------------------------------------------------------------------------------
 
@@ -185,21 +225,21 @@ class ResponseStore:
         return session_of(response_id) if is_stored else passing_session_of(response_id, self._run)
 
     async def run(
-        self, plan: Plan, options: TurnOptions, is_over: Callable[[], bool]
+        self, plan: Plan, options: TurnOptions, ends_at: Callable[[], int | None]
     ) -> AsyncGenerator[StreamEvent, None]:
         """Run a planned turn; by its last event the response is there, or nothing of it is.
 
         Args:
             plan: What is to be run.
             options: Sampling and priority.
-            is_over: Asked after each event; where it is, the turn ends there.
+            ends_at: Asked after each event: after how many characters the reply ends, if it does.
 
         Raises:
             PreviousResponseNotFound: What it goes on from was deleted meanwhile.
             SessionKVError: The turn failed, or could not be forgotten.
         """
         if plan.base is None and not plan.is_stored:
-            events = until(generation_of(self._client, plan, options), is_over)
+            events = until(generation_of(self._client, plan, options), ends_at)
             async with aclosing(events):
                 async for event in events:
                     yield event
@@ -209,7 +249,7 @@ class ResponseStore:
         # them in order, so nothing is waited for in between.
         await asyncio.sleep(0)
         session, is_settled = self._client.session(plan.name), False
-        events = until(turn_of(session, plan, options), is_over)
+        events = until(turn_of(session, plan, options), ends_at)
         try:
             async for event in events:
                 if event.result is not None:
@@ -224,20 +264,41 @@ class ResponseStore:
         finally:
             await events.aclose()
             if not is_settled:
-                self._later(_told(self._drop(plan.name, making)))
+                self.later(self._drop(plan.name, making))
+
+    async def whole(self, plan: Plan, options: TurnOptions) -> TurnResult:
+        """As :meth:`run`, for its result alone."""
+        result: TurnResult | None = None
+        async with aclosing(self.run(plan, options, lambda: False)) as events:
+            async for event in events:
+                result = event.result
+        if result is None:
+            raise TurnFailed("the turn ended without a result")
+        return result
 
     async def delete(self, response_id: str) -> None:
-        """Forget a response; those that went on from it stay as they are."""
-        await self._client.delete(session_of(response_id))
+        """Forget a response and what was noted of it; those that went on from it stay."""
+        with contextlib.suppress(SessionNotFound):
+            await self._client.delete(session_of(response_id))
+        await self.notes.delete(response_id)
+
+    async def forget(self, plan: Plan) -> None:
+        """Forget what was made of a plan, where there is anything of it."""
+        with contextlib.suppress(SessionNotFound):
+            await self._client.delete(plan.name)
 
     def pin(self, response_id: str, tier: str, ttl_s: float) -> None:
         """Let a response's KV leave a tier last for a time, where there is room to promise it."""
         session = self._client.session(session_of(response_id))
-        self._later(_told(session.pin(tier=tier, ttl_s=ttl_s)))
+        self.later(session.pin(tier=tier, ttl_s=ttl_s))
+
+    def later(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have something done that nobody waits for; where it fails the log says so."""
+        self._later(_told(work))
 
     def sweep(self) -> None:
         """Have deleted what an earlier run of the gateway left of responses that are not stored."""
-        self._later(_told(self._sweep()))
+        self.later(self._sweep())
 
     async def _sweep(self) -> None:
         for info in await self._client.sessions(PASSING):
@@ -252,7 +313,7 @@ class ResponseStore:
         try:
             await self._client.session(plan.base).fork(plan.name)
         except SessionNotFound:
-            raise PreviousResponseNotFound.of(plan.base.rpartition(":")[2]) from None
+            raise PreviousResponseNotFound(plan.base.rpartition(":")[2]) from None
 
     async def _drop(self, name: str, making: asyncio.Future[None]) -> None:
         with contextlib.suppress(SessionKVError):
@@ -262,7 +323,7 @@ class ResponseStore:
 
 
 async def _told(work: Coroutine[Any, Any, object]) -> None:
-    """Nobody waits for it: where it fails the log says so, and what it leaves runs out."""
+    """Where it fails the log says so; what it leaves runs out, or is tried again."""
     try:
         await work
     except SessionKVError as error:

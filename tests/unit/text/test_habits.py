@@ -62,6 +62,46 @@ def test_system_is_folded_where_it_is_refused_or_ignored():
     assert text.renderer.render(built.read({"role": "system", "content": "S"}, "U")) == "S\n\nU;"
 
 
+STRICT = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    "{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+DEAF = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}"
+)
+TURNS = ("A", {"role": "system", "content": "S"}, {"role": "assistant", "content": "R"})
+
+
+@pytest.mark.parametrize("template", [STRICT, DEAF])
+def test_a_later_system_message_is_the_users_where_it_is_refused_or_ignored(template):
+    text = built.with_template(template)
+    assert (text.renderer.habits.folds_later_system, text.renderer.habits.joins_users) == (
+        True,
+        False,
+    )
+    first = {"role": "system", "content": "F"}
+    assert text.renderer.render(built.read(first, *TURNS, "B")) == (
+        "system:F;user:A;user:S;assistant:R;user:B;"
+    )
+
+
+def test_messages_of_the_user_in_a_row_are_one_where_they_are_refused():
+    text = built.gemma()
+    assert text.renderer.habits.joins_users
+    before, after = (text.renderer.render(built.read(*TURNS[:n], "B", "C")) for n in (2, 3))
+    assert "A\n\nS\n\nB\n\nC" in before
+    assert "A\n\nS<" in after
+    assert "B\n\nC<" in after
+
+
+@pytest.mark.parametrize("text", [built.chatml, built.llama3])
+def test_system_messages_stay_where_the_template_takes_them(text):
+    habits = text().renderer.habits
+    assert (habits.folds_later_system, habits.joins_users) == (False, False)
+
+
 def test_closing_includes_the_space_before_its_token():
     spaced = (
         "{% for m in messages %}{{ m.role }}:{{ m.content }}"
