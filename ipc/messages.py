@@ -162,13 +162,15 @@ class Pieces(Request):
 
 @dataclass(frozen=True, slots=True)
 class Count(Request):
-    """How many prompt tokens a :class:`Generate` of the same would have now.
+    """How many prompt tokens a :class:`Generate` of the same would have now, or a :class:`Turn`.
 
-    Exactly one of prompt, messages. Reply: Result ``{"tokens": int}``. Costs what reading such a
+    Exactly one of prompt, messages; with ``session`` messages, as a turn of it has them, and no
+    tools, which are the session's. Reply: Result ``{"tokens": int}``. Costs what reading such a
     prompt costs, and nothing else; a prompt that does not fit is counted too.
     """
 
     TYPE: ClassVar[str] = "count"
+    session: str | None = None
     prompt: str | None = None
     messages: Sequence[ChatMessage] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None

@@ -385,7 +385,12 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         **_TURN_CHECKS,
     },
     m.Pieces: {"tokens": _tokens},
-    m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
+    m.Count: {
+        "session": _session_name,
+        "prompt": _text,
+        "messages": _messages,
+        "tools": _tools,
+    },
     m.Cancel: {
         "request": _integer(0, bounds.MAX_ID),
         "keep": _boolean,

@@ -6,15 +6,17 @@ follows the deepest node whose log and messages the prompt still shares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sessionkv.engine.messages import NodeText, RenderTurn, TurnRendered
+from sessionkv.text.embedded import answers_in
 from sessionkv.text.follow import follow_ids
 from sessionkv.text.history import StoredMessage, match_history
 from sessionkv.text.messages import Message, dump_messages
 from sessionkv.text.model import TextModel
 from sessionkv.text.parting import Before, first_miss
+from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
 from sessionkv.text.stored import read_messages, read_reply, read_root
 from sessionkv.types import MissReason, MissReport
@@ -35,8 +37,11 @@ class StoredPath:
     ends: tuple[tuple[int, int, int], ...]
 
 
-def read_path(path: Sequence[NodeText]) -> StoredPath:
+def read_path(text: TextModel, path: Sequence[NodeText]) -> StoredPath:
     """Unpack what core sent. O(history).
+
+    Replies of earlier turns may stand among what came in with a later one, where the template wrote
+    anew what was before it: they have their ids there.
 
     Raises:
         SessionDamaged: A turn's messages cannot be read.
@@ -48,11 +53,7 @@ def read_path(path: Sequence[NodeText]) -> StoredPath:
         start = len(log)
         log += node.token_ids
         if node.kind == "chat":
-            incoming_end = start + node.num_incoming_tokens
-            messages += [
-                StoredMessage(message, turn, incoming_end)
-                for message in read_messages(node.node_id, node.incoming_blob)
-            ]
+            messages += _incoming(text, node, turn, start)
             reply = read_reply(node.node_id, node.reply_blob)
             reply_ids = tuple(node.token_ids[node.num_incoming_tokens :])
             messages.append(StoredMessage(reply, turn, len(log), reply_ids))
@@ -60,8 +61,32 @@ def read_path(path: Sequence[NodeText]) -> StoredPath:
     return StoredPath(tuple(messages), tuple(log), tuple(ends))
 
 
+def _incoming(text: TextModel, node: NodeText, turn: int, start: int) -> Iterator[StoredMessage]:
+    """What came in with a turn; answers among it with the ids that they have in the log."""
+    messages = read_messages(node.node_id, node.incoming_blob)
+    end = start + node.num_incoming_tokens
+    num_answers = sum(message.role == "assistant" for message in messages)
+    answers = answers_in(text, node.token_ids[: node.num_incoming_tokens]) if num_answers else []
+    following = iter(answers if len(answers) == num_answers else ())
+    answer = next(following, None)
+    for message in messages:
+        if answer is None:
+            yield StoredMessage(message, turn, end)
+        elif message.role == "assistant":
+            yield StoredMessage(message, turn, start + answer.end, answer.ids)
+            answer = next(following, None)
+        else:
+            yield StoredMessage(message, turn, start + answer.start)
+
+
 def render_history(
-    text: TextModel, root: RootText, ask: RenderTurn, incoming: tuple[Message, ...]
+    text: TextModel,
+    root: RootText,
+    ask: RenderTurn,
+    incoming: tuple[Message, ...],
+    *,
+    memory: ReplyMemory,
+    tenant: str,
 ) -> tuple[TurnRendered, str]:
     """Ids of a turn whose conversation is rendered whole, and their raw text.
 
@@ -70,12 +95,14 @@ def render_history(
         root: The session's.
         ask: With the path, unless the session has no turns.
         incoming: With history ``follow`` the whole conversation, else the new messages only.
+        memory: Replies of late.
+        tenant: Whose.
 
     Raises:
         TemplateRefused: With the template's own words.
         SessionDamaged: A stored turn cannot be read.
     """
-    stored = read_path(ask.path)
+    stored = read_path(text, ask.path)
     stored_root = root
     root, messages = _conversation(root, ask, stored, incoming)
     if ask.foreign:
@@ -87,10 +114,12 @@ def render_history(
         stored=stored.messages,
         log=stored.log,
         stored_root=stored_root,
+        memory=memory,
+        tenant=tenant,
     )
     miss = followed.miss
     if ask.changed_from:
-        before = _before(ask.changed_from, root.now_s)
+        before = _before(text, ask.changed_from, root.now_s)
         miss = first_miss(text, root, messages, followed.ids, before=before)
     if miss.part == "message" and miss.message is not None and incoming[0].role == "system":
         miss = replace(miss, message=miss.message + 1)  # as the client counts them
@@ -98,7 +127,7 @@ def render_history(
     base_id, base_end, base_messages = _deepest_shared(
         stored, followed.ids, num_matching, ask.root_id
     )
-    new = messages[base_messages:]
+    new = followed.messages[base_messages:]
     rendered = TurnRendered(
         ask.turn_id,
         followed.ids[base_end:],
@@ -123,9 +152,9 @@ def _conversation(
     return root, incoming[1:]
 
 
-def _before(path: Sequence[NodeText], now_s: float) -> Before:
+def _before(text: TextModel, path: Sequence[NodeText], now_s: float) -> Before:
     """The conversation that a new one was, before its client changed it."""
-    stored = read_path(path)
+    stored = read_path(text, path)
     system, tools_json = read_root(path[0].node_id, path[0].incoming_blob)
     return Before(RootText(system, tools_json, now_s), stored.messages, stored.log)
 

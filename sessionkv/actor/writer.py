@@ -225,21 +225,53 @@ class Writer:
     def render(self, turn: FrontTurn, ask: RenderTurn) -> TurnRendered | TurnRefused | PathWanted:
         """Ids that a chat turn adds to its head."""
         try:
-            root = self._root(ask)
-            if ask.foreign or ask.history == "follow" or not root.append_only:
-                if not ask.path and ask.num_turns:
-                    return PathWanted(turn.turn_id)
-                # Remembered with its reply, so that a count of what goes on from there has its ids.
-                rendered, turn.prompt_raw = render_history(self._text, root, ask, turn.messages)
-                return rendered
-            ids = self._text.delta(root, turn.messages, first=ask.num_turns == 0, closed=ask.closed)
+            if self._is_whole(ask) and not ask.path and ask.num_turns:
+                return PathWanted(turn.turn_id)
+            rendered, turn.prompt_raw = self._rendered(turn.tenant, turn.messages, ask)
         except SessionKVError as error:
             return TurnRefused(turn.turn_id, error)
+        return rendered
+
+    def count_in(self, tenant: str, request: wire.Count, ask: RenderTurn) -> int:
+        """How many tokens the prompt of a turn of a session has. O(session), as its rendering.
+
+        Args:
+            tenant: Whose session.
+            request: With messages, as the turn would have them.
+            ask: With the path.
+
+        Raises:
+            InvalidRequest: Naming the field, the value and what is allowed.
+            SessionDamaged: A stored turn cannot be read.
+            TemplateRefused: With the template's own words.
+        """
+        if request.tools is not None:
+            raise InvalidRequest("tools", "given", "absent with a session, which has its own")
+        self._check_bytes("messages", sum(map(_content_bytes, request.messages or ())))
+        messages = normalise(request.messages, self._limits)
+        rendered, _ = self._rendered(tenant, messages, ask)
+        ids = [node.node_id for node in ask.path]
+        before = ask.path[: ids.index(rendered.base_node_id) + 1]
+        return sum(len(node.token_ids) for node in before) + len(rendered.token_ids)
+
+    def _is_whole(self, ask: RenderTurn) -> bool:
+        """Whether a turn's conversation is rendered whole, not what is new alone."""
+        return ask.foreign or ask.history == "follow" or not self._root(ask).append_only
+
+    def _rendered(
+        self, tenant: str, messages: tuple[Message, ...], ask: RenderTurn
+    ) -> tuple[TurnRendered, str]:
+        """What a turn adds, and where it is rendered whole its prompt's raw text."""
+        root = self._root(ask)
+        if self._is_whole(ask):
+            return render_history(
+                self._text, root, ask, messages, memory=self._memory, tenant=tenant
+            )
+        ids = self._text.delta(root, messages, first=ask.num_turns == 0, closed=ask.closed)
         if ask.num_turns == 0:
             ids = (*root.ids, *ids)
-        return TurnRendered(
-            turn.turn_id, ids, ask.node_id, dump_messages(turn.messages), len(turn.messages)
-        )
+        added = dump_messages(messages)
+        return TurnRendered(ask.turn_id, ids, ask.node_id, added, len(messages)), ""
 
     def _root(self, ask: RenderTurn) -> RootText:
         root = self._roots.get(ask.root_id)

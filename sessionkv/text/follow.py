@@ -8,6 +8,9 @@ clients change them without meaning to: whitespace at either end of a reply, and
 calls is written; there the model sees what it saw before. Thoughts that a client left out of a
 stored reply are put back before the template decides about them, where the template reads them out
 of a reply's text.
+
+Of a reply whose thoughts the template then leaves out, the rest is encoded anew: its KV behind
+other words has to be computed in any case, and the next turn finds it.
 """
 
 from __future__ import annotations
@@ -34,12 +37,14 @@ class Followed:
     Attributes:
         ids: The prompt's token ids.
         raw: Its raw text: what :meth:`ReplyMemory.put` wants when the reply is there.
+        messages: Those that were rendered: what was sent, with what was put back.
         num_reused_replies: Replies whose sampled ids were taken, wholly or in part.
         miss: Where the prompt first differs from the stored log; reason NONE where it does not.
     """
 
     ids: tuple[int, ...]
     raw: str
+    messages: tuple[Message, ...]
     num_reused_replies: int
     miss: MissReport
 
@@ -64,22 +69,23 @@ def follow_ids(
         stored: The stored conversation's messages without ``root.messages``, its replies with ids.
         log: The stored conversation's ids, to report where the prompt leaves it.
         stored_root: Its system prompt and tools where they are others than ``root``'s.
-        memory: Replies of conversations without a session.
+        memory: Replies of late, for those that the stored conversation does not have.
         tenant: Whose memory.
 
     Raises:
         TemplateRefused: With the template's own words.
     """
-    raw = text.raw(root, _as_stored(text, stored, messages))
+    rendered = _as_stored(text, stored, messages)
+    raw = text.raw(root, rendered)
     places = _places(raw, text.renderer.habits.opening)
+    remembered: Sequence[tuple[int, ...]] = [()] * len(places)
     if memory is not None:
-        assigned = list(zip(places, memory.take(tenant, raw, places), strict=True))
-    else:
-        assigned = _assign(text, raw, places, [s.reply_ids for s in stored if s.reply_ids])
-    ids, num_reused = _build(text, raw, assigned)
+        remembered = list(memory.take(tenant, raw, places))
+    known = [item.reply_ids for item in stored if item.reply_ids]
+    ids, num_reused = _build(text, raw, _assign(text, raw, places, known, remembered))
     before = Before(root if stored_root is None else stored_root, stored, log)
     miss = first_miss(text, root, messages, ids, before=before)
-    return Followed(ids, raw, num_reused, miss)
+    return Followed(ids, raw, tuple(rendered), num_reused, miss)
 
 
 def _as_stored(
@@ -110,7 +116,9 @@ def _restored(new: Message, old: StoredMessage, *, has_thoughts: bool) -> Messag
     thoughts = thoughts_of(old.message)
     if not thoughts:
         return new
-    return replace(new, content=f"{thoughts}\n{new.content or ''}", reasoning=None)
+    said, text = (old.message.content or "")[len(thoughts) :], (new.content or "").lstrip()
+    space = said[: len(said) - len(said.lstrip())] if text else "\n"
+    return replace(new, content=f"{thoughts}{space}{text}", reasoning=None)
 
 
 def _places(raw: str, opening: str) -> list[int]:
@@ -124,10 +132,18 @@ def _places(raw: str, opening: str) -> list[int]:
 
 
 def _assign(
-    text: TextModel, raw: str, places: Sequence[int], known: Sequence[tuple[int, ...]]
+    text: TextModel,
+    raw: str,
+    places: Sequence[int],
+    known: Sequence[tuple[int, ...]],
+    remembered: Sequence[tuple[int, ...]],
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Give each place one of the next stored replies that is there, else the one of its number."""
-    assigned = []
+    """Give each place one of the next stored replies that is there.
+
+    Else the one that is remembered to have followed the same words, else the stored one of its
+    number, of which the beginning may be there.
+    """
+    assigned: list[tuple[int, tuple[int, ...]]] = []
     following = 0
     for number, place in enumerate(places):
         for index in range(following, min(len(known), following + _LOOKAHEAD)):
@@ -136,7 +152,9 @@ def _assign(
                 following = index + 1
                 break
         else:
-            if following <= number < len(known):
+            if remembered[number]:
+                assigned.append((place, remembered[number]))
+            elif following <= number < len(known):
                 assigned.append((place, known[number]))
     return assigned
 

@@ -137,6 +137,12 @@ BREAKERS = (
         "messages[0]",
         0,
     ),
+    Breaker(
+        "a system prompt more",
+        lambda body: body["messages"].insert(0, system("Hear:")),
+        "messages[0]",
+        0,
+    ),
     Breaker("the system prompt left out", lambda body: body["messages"].pop(0), "system"),
     Breaker("a reminder that moves to the newest message", moved_reminder, "messages[1]", 1),
     Breaker("tools in another order", lambda body: body["tools"].reverse(), "tools"),

@@ -21,7 +21,7 @@ MAX_RUNNING = 256
 """Responses that are being made: what one holds here is bounded by the model's window."""
 MAX_OF_TENANT = 64
 MAX_KEPT_BYTES = 64 * 1024**2
-"""Events of responses that have ended, for who resumes a stream; the oldest are forgotten first."""
+"""Events of streams that have ended, for who resumes one; the oldest are forgotten first."""
 
 
 class BackgroundResponse:
@@ -29,7 +29,9 @@ class BackgroundResponse:
 
     Attributes:
         body: Its object, as the last event told it that had it.
-        num_bytes: Of its events so far.
+        num_bytes: Of the events that are kept.
+        task: Makes it.
+        is_followed: Its events are kept for who follows them, since it was asked for as a stream.
     """
 
     def __init__(
@@ -47,13 +49,13 @@ class BackgroundResponse:
         """
         self.body: dict[str, Any] = {}
         self.num_bytes = 0
-        self._run = run
-        self._events = events
+        self.is_followed = run.is_streamed
+        self._run: ResponseRun | None = run
         self._told: list[bytes] = []
         self._news = asyncio.Event()
         self._is_cancelled = False
         self._tell(first)
-        self.task = asyncio.ensure_future(self._make())
+        self.task = asyncio.ensure_future(self._make(run, events))
 
     @property
     def is_over(self) -> bool:
@@ -83,32 +85,39 @@ class BackgroundResponse:
 
     async def cancel(self) -> None:
         """End it, and wait for that. One that is about to be there already is let be there."""
-        if not self.is_over and not self._run.is_settling and not self._is_cancelled:
+        is_settling = self._run is None or self._run.is_settling
+        if not (self.is_over or is_settling or self._is_cancelled):
             self._is_cancelled = True
             self.task.cancel()
         await asyncio.wait({self.task})
 
-    async def _make(self) -> None:
+    def input_items(self) -> list[dict[str, Any]]:
+        """What came in with it, as long as it is not settled."""
+        return [] if self._run is None else self._run.input_items()
+
+    async def _make(self, run: ResponseRun, events: AsyncGenerator[ResponseEvent, None]) -> None:
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(events):
                 async for event in events:
                     self._tell(event)
         except asyncio.CancelledError:
             if not self._is_cancelled:  # the gateway ends: the note says that it was begun
                 raise
-            self._tell(self._run.cancelled())
+            self._tell(run.cancelled())
         except Exception as failure:  # noqa: BLE001 - nobody else hears of it
-            self._tell(self._run.failure(problem_of(failure)))
+            self._tell(run.failure(problem_of(failure)))
         try:
-            await self._run.settle(self.body)
+            await run.settle(self.body)
         except SessionKVError as error:
             _log.warning("how a response ended could not be noted: %s", error.message)
+        self._run = None  # with all that came in
 
     def _tell(self, event: ResponseEvent) -> None:
         self.body = event.get("response", self.body)
-        framed = named(event["type"], event)
-        self._told.append(framed)
-        self.num_bytes += len(framed)
+        if self.is_followed:
+            framed = named(event["type"], event)
+            self._told.append(framed)
+            self.num_bytes += len(framed)
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -142,11 +151,11 @@ class Backgrounds:
                 self._running[tenant] -= 1
                 await events.aclose()
         self._known[tenant, run.id] = response
-        response.task.add_done_callback(lambda _: self._ended(tenant))
+        response.task.add_done_callback(lambda _: self._ended(tenant, run.id))
         return response
 
     def find(self, tenant: str, response_id: str) -> BackgroundResponse | None:
-        """One that is being made, or whose events are still known."""
+        """One that is being made, or a stream whose events are still known."""
         return self._known.get((tenant, response_id))
 
     async def forget(self, tenant: str, response_id: str) -> None:
@@ -167,7 +176,10 @@ class Backgrounds:
                     running=running,
                 )
 
-    def _ended(self, tenant: str) -> None:
+    def _ended(self, tenant: str, response_id: str) -> None:
+        ended = self._known.get((tenant, response_id))
+        if ended is not None and not ended.is_followed:
+            del self._known[tenant, response_id]
         self._running[tenant] -= 1
         self._running += Counter()  # without those of whom none runs
         over = [(key, known) for key, known in self._known.items() if known.is_over]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -157,6 +157,11 @@ class ChatChoice(Choice):
     def reasoning_tokens(self, completion: int) -> int:
         """How many of the generated tokens are reasoning."""
         return self._reply.reasoning_tokens(completion)
+
+    @property
+    def rewrites(self) -> Sequence[Mapping[str, str]]:
+        """What was put elsewhere in the prompt."""
+        return self._exchange.rewrites
 
     async def close(self) -> None:
         """Leave nothing behind but what was kept."""

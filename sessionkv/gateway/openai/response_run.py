@@ -71,6 +71,16 @@ class ResponseRun:
         self._logprobs: TextLogprobs | None = None
         self.is_settling = False
 
+    @property
+    def is_streamed(self) -> bool:
+        """It was asked for as a stream."""
+        return bool(self._body.stream)
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """What came in with it; empty before its first event."""
+        plan = self._plan
+        return [] if plan is None else self._store.items_of(plan.kept, plan.messages)
+
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         """All events; the last one has the whole response, which is there by then.
 

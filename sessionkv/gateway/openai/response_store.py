@@ -26,7 +26,7 @@ from sessionkv.errors import (
     TurnFailed,
 )
 from sessionkv.gateway.early_end import until
-from sessionkv.gateway.openai.background_notes import BackgroundNotes
+from sessionkv.gateway.openai.background_notes import BackgroundNotes, NotedResponse
 from sessionkv.gateway.openai.response_body import KeptResponse, body_of, status_of, usage_of
 from sessionkv.gateway.openai.response_events import output_of
 from sessionkv.gateway.openai.response_ids import (
@@ -129,6 +129,17 @@ class ResponseStore:
                     return Found(node, kept)
         raise ResponseNotFound(response_id)
 
+    async def found(self, response_id: str) -> Found | NotedResponse:
+        """A response that is not being made now, be it there or not.
+
+        Raises:
+            ResponseNotFound: Nothing is known of it.
+        """
+        try:
+            return await self.find(response_id)
+        except ResponseNotFound:
+            return await self.notes.find(response_id)
+
     async def previous(self, response_id: str) -> Found:
         """What a request goes on from.
 
@@ -140,8 +151,10 @@ class ResponseStore:
         except ResponseNotFound:
             raise PreviousResponseNotFound(response_id) from None
 
-    def body(self, found: Found) -> dict[str, Any]:
+    def body(self, found: Found | NotedResponse) -> dict[str, Any]:
         """The whole response, as it was answered."""
+        if isinstance(found, NotedResponse):
+            return found.body()
         node, output = found.node, self.output(found)
         body = body_of(
             found.kept,
@@ -156,12 +169,15 @@ class ResponseStore:
         """The items that a response gave out."""
         return self._output(found.node, found.kept, found.id)
 
-    def input_items(self, found: Found) -> list[dict[str, Any]]:
+    def input_items(self, found: Found | NotedResponse) -> list[dict[str, Any]]:
         """The items that came in with a response, those of the conversation before it left out."""
-        kept, node = found.kept, found.node
+        return self.items_of(found.kept, found.node.messages)
+
+    def items_of(self, kept: KeptResponse, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Items that came in with a response, out of its turn's messages."""
         system = [{"role": part.role, "content": part.text} for part in kept.own_system]
-        own = node.messages[kept.num_history :]
-        return from_messages([*system, *own], item_ids(found.id, "i"))
+        own = messages[kept.num_history :]
+        return from_messages([*system, *own], item_ids(str(kept.echo["id"]), "i"))
 
     async def nodes(self, session: str) -> list[NodeInfo]:
         """Turns of a session, the oldest first. One question."""
