@@ -51,8 +51,8 @@ def test_a_second_bos_is_added(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "messages",
     [
-        [USER, USER],
         [{"role": "assistant", "content": "x"}, USER],
+        [USER, {"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}, USER],
     ],
 )
 def test_a_refused_order_of_roles_is_a_server_error(
@@ -64,6 +64,13 @@ def test_a_refused_order_of_roles_is_a_server_error(
         assert answer.status_code == 400
         assert "must alternate user/assistant" in answer.json()["error"]["message"]
     assert ask(served, USER).status_code == 200
+
+
+def test_two_messages_of_the_user_in_a_row_are_refused(engines: dict[str, HttpEngine]) -> None:
+    served = engines["gemma"]
+    joined = ask(served, USER, {"role": "user", "content": "there"}).json()
+    plain = ask(served, {"role": "user", "content": "hi\n\nthere"}).json()
+    assert joined["choices"] == plain["choices"]
 
 
 def test_a_refused_system_message_is_a_server_error(engines: dict[str, HttpEngine]) -> None:

@@ -46,7 +46,11 @@ def router(services: Services) -> APIRouter:
         if demand.tools and demand.schema is None and grammar is None:
             raise refused("tool_choice", "required", "this model's template writes no calls")
         wanted = sampling_of(
-            body, max_tokens=body.most_tokens, logprobs=body.num_logprobs, grammar=grammar
+            body,
+            max_tokens=body.most_tokens,
+            logprobs=body.num_logprobs,
+            grammar=grammar,
+            fit_window=True,
         )
         transcript = body.transcript()
         keeping = keeping_of(body, transcript, request.headers, max_tokens=body.most_tokens)

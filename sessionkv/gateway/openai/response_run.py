@@ -117,7 +117,11 @@ class ResponseRun:
         body = self._body
         grammar = body.demand(plan.tools).grammar(self._store.style)
         (sampling,) = sampling_of(
-            body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar
+            body,
+            max_tokens=body.max_output_tokens,
+            logprobs=None,
+            grammar=grammar,
+            fit_window=True,
         )
         return sampling
 
