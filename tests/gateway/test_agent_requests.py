@@ -5,7 +5,8 @@ What the agents say in them is left out; which fields, blocks and headers there 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,15 +19,33 @@ from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 WINDOW = 4096
 SAID = ("It is so.", "You are welcome.")
+SEARCH = call("Look", "{}")
+WANTS_SEARCH = b"SEARCH"
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEngine]:
     folder = write_agent_text(tmp_path_factory.mktemp("text"))
-    runner = {"text_dir": folder, "script": replies(*SAID)}
+    said, searched = replies(*SAID), replies(SEARCH, *SAID)
+
+    def script(ids: Sequence[int]) -> int | None:
+        return (searched if WANTS_SEARCH in bytes(i % 256 for i in ids) else said)(ids)
+
+    runner = {"text_dir": folder, "script": script}
     config = engine_config(blocks=4096, host_blocks=4096, max_model_len=WINDOW)
     with http_engine(config, runner=runner) as engine:
         yield engine
+
+
+LOOK: dict[str, Any] = {"name": "Look", "input_schema": {"type": "object"}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+FETCH = {"name": "Fetch", "description": "Fetches.", "input_schema": NOTHING}
+LATER: list[dict[str, Any]] = [LOOK, {**FETCH, "defer_loading": True}]
+
+
+def result(use: str, *content: dict[str, Any]) -> dict[str, Any]:
+    block = {"type": "tool_result", "tool_use_id": use, "content": list(content)}
+    return {"role": "user", "content": [block]}
 
 
 def user(*texts: str) -> list[dict[str, str]]:
@@ -132,3 +151,65 @@ def test_an_answer_ends_where_the_window_does(served: HttpEngine, path: str) -> 
     answer = served.post(path, {"model": MODEL, "ignore_eos": True, **asked}).json()
     usage = answer["usage"]
     assert usage["total_tokens"] == WINDOW
+
+
+def test_a_tool_that_is_loaded_later_changes_nothing_before_it(served: HttpEngine) -> None:
+    def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        body = {"model": MODEL, "max_tokens": 100, "tools": LATER, "messages": messages}
+        answer = served.post(MESSAGES, body)
+        assert answer.status_code == 200, answer.text
+        value: dict[str, Any] = answer.json()
+        return value
+
+    def total(value: dict[str, Any]) -> int:
+        names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        return sum(value["usage"][name] for name in names)
+
+    messages: list[dict[str, Any]] = user("SEARCH the tools")
+    first = ask(messages)
+    (use,) = (block["id"] for block in first["content"] if block["type"] == "tool_use")
+    found = result(use, {"type": "tool_reference", "tool_name": "Fetch"})
+    messages = [*messages, {"role": "assistant", "content": first["content"]}, found]
+    second = ask(messages)
+    before = total(first) + first["usage"]["output_tokens"] - 1
+    assert second["usage"]["cache_read_input_tokens"] == before
+    function = {"name": "Fetch", "description": "Fetches.", "parameters": FETCH["input_schema"]}
+    said = {"type": "text", "text": json.dumps({"type": "function", "function": function})}
+    told: list[dict[str, Any]] = [*messages[:-1], result(use, said)]
+    assert count(served, LATER, messages) == count(served, [LOOK], told)
+
+
+def count(served: HttpEngine, tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> int:
+    body = {"model": MODEL, "tools": tools, "messages": messages}
+    return int(served.post(f"{MESSAGES}/count_tokens", body).json()["input_tokens"])
+
+
+def test_a_tool_that_is_loaded_later_may_be_the_one_to_call(served: HttpEngine) -> None:
+    choice = {"type": "tool", "name": "Fetch"}
+    body = {"model": MODEL, "max_tokens": 200, "tools": LATER, "tool_choice": choice}
+    answer = served.post(MESSAGES, {**body, "messages": user("Go.")}).json()
+    assert [block.get("name") for block in answer["content"]] == ["Fetch"]
+
+
+@pytest.mark.parametrize("kind", ["image", "document", "search_result", "something_new"])
+def test_what_a_result_holds_beside_text_is_left_out_and_said(
+    served: HttpEngine, kind: str
+) -> None:
+    messages: list[dict[str, Any]] = [
+        *user("SEARCH"),
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "Look"}]},
+        result("1", {"type": "text", "text": "Here."}, {"type": kind, "source": {"data": "x"}}),
+    ]
+    body = {"model": MODEL, "max_tokens": 8, "tools": [LOOK], "messages": messages}
+    answer = served.post(MESSAGES, body).json()
+    rewrites = answer["sessionkv"]["rewrites"]
+    assert rewrites == [{"field": "messages[2].content[0].content[1]", "removed": kind}]
+    text = f"Here.\n\n[{kind} left out: this model reads text alone]"
+    told: list[dict[str, Any]] = [*messages[:-1], result("1", {"type": "text", "text": text})]
+    assert count(served, [LOOK], messages) == count(served, [LOOK], told)
+
+
+def test_another_display_of_thinking_is_the_summary(served: HttpEngine) -> None:
+    thinking = {"type": "adaptive", "display": "updates"}
+    body = {"model": MODEL, "max_tokens": 8, "messages": user("Hi"), "thinking": thinking}
+    assert served.post(MESSAGES, body).status_code == 200

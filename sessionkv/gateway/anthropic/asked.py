@@ -48,7 +48,7 @@ class Asked:
         self._converted = convert(body)
         self._ttl = longest_ttl(body)
         self._keeping = self._kept(headers)
-        demand = demand_of(body, self._converted.transcript.tools or ())
+        demand = demand_of(body, self._converted.tools.all)
         self._sampling = sampling_of(body, grammar=demand.grammar(served.reply_style))
         self._id = f"msg_{secrets.token_hex(12)}"
         self._answer = self._new_content()
