@@ -38,7 +38,7 @@ def keeping_of(
 ) -> Keeping:
     """From the parameters that OpenAI's APIs share."""
     helper = is_helper(transcript, headers=headers, metadata=body.metadata, max_tokens=max_tokens)
-    label = body.session_id or body.prompt_cache_key or _named(headers)
+    label = body.session_id or body.prompt_cache_key or name_in(headers)
     if helper or body.prompt_cache_retention is None:
         return Keeping(is_helper=helper, label=label)
     if body.prompt_cache_retention == "24h":
@@ -46,7 +46,7 @@ def keeping_of(
     return Keeping(tier="host", ttl_s=IN_MEMORY_S, label=label)
 
 
-def _named(headers: Mapping[str, str]) -> str | None:
+def name_in(headers: Mapping[str, str]) -> str | None:
     """The conversation's name as agents send it in a header."""
     given = {name.lower().replace("_", "-"): value for name, value in headers.items()}
     return next((given[name] for name in HEADERS if given.get(name)), None)

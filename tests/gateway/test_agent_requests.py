@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,3 +214,79 @@ def test_another_display_of_thinking_is_the_summary(served: HttpEngine) -> None:
     thinking = {"type": "adaptive", "display": "updates"}
     body = {"model": MODEL, "max_tokens": 8, "messages": user("Hi"), "thinking": thinking}
     assert served.post(MESSAGES, body).status_code == 200
+
+
+CODEX_TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "name": "Look", "strict": False, "parameters": {"type": "object"}},
+    {"type": "web_search", "external_web_access": False},
+]
+
+
+class Codex:
+    """Sends everything with each request, and has nothing stored."""
+
+    def __init__(self) -> None:
+        said = [("developer", "Be an agent."), ("developer", "Skills."), ("user", "Work in /src.")]
+        self.items = [self.item(role, text) for role, text in said]
+
+    @staticmethod
+    def item(role: str, text: str) -> dict[str, Any]:
+        part = {"type": "input_text", "text": text}
+        return {"type": "message", "id": f"msg_{text}", "role": role, "content": [part]}
+
+    def ask(self, served: HttpEngine, *items: dict[str, Any]) -> dict[str, Any]:
+        self.items += items
+        body = {
+            "model": MODEL,
+            "stream": True,
+            "store": False,
+            "input": self.items,
+            "tools": CODEX_TOOLS,
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "reasoning": {"summary": "auto"},
+            "include": ["reasoning.encrypted_content"],
+            "prompt_cache_key": "a-session",
+            "client_metadata": {"turn_id": str(len(self.items))},
+        }
+        headers = {"session-id": "a-session", "x-codex-turn-metadata": "{}"}
+        response = served.stream(RESPONSES, body, headers=headers)[-1]["response"]
+        self.items += response["output"]
+        found: dict[str, Any] = response
+        return found
+
+
+def test_what_is_not_stored_is_found_by_its_content_also_after_a_restart(tmp_path: Path) -> None:
+    (text := tmp_path / "text").mkdir()
+    thoughtful = f"<think>\nWhere?\n</think>\n\nI look.\n{SEARCH}"
+    runner = {"text_dir": write_agent_text(text), "script": replies(thoughtful, *SAID)}
+    config = engine_config(tmp_path / "store", blocks=512, disk_bytes=64 * 1024**2)
+    codex = Codex()
+    with http_engine(config, runner=runner) as served:
+        first = codex.ask(served, codex.item("user", "Look."))
+        call_id = first["output"][-1]["call_id"]
+        result = {"type": "function_call_output", "call_id": call_id, "output": "Here."}
+        second = codex.ask(served, result)
+        assert second["output"][0]["content"][0]["text"] == SAID[0]
+        known = first["usage"]["total_tokens"] - 1
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] == known
+        assert second["sessionkv"]["cache"]["miss"]["reason"] == "none"
+        assert served.http.get(f"{RESPONSES}/{second['id']}").status_code == 404
+    with http_engine(config, runner=runner) as served:
+        third = codex.ask(served, codex.item("user", "Thank you."))
+        assert third["output"][0]["content"][0]["text"] == SAID[1]
+        known = second["usage"]["total_tokens"] - 1
+        cache = third["sessionkv"]["cache"]
+        assert cache["cached_tokens"] >= known - known % config.cache.block_size
+        assert cache["miss"]["reason"] == "none"
+
+
+def test_a_helper_that_is_not_stored_leaves_nothing(served: HttpEngine) -> None:
+    before = kept(served)
+    body = {"model": MODEL, "input": "Hi", "store": False}
+    for fields in (
+        {"instructions": "You are a title generator."},
+        {"metadata": {"sessionkv_helper": "true"}},
+    ):
+        assert served.post(RESPONSES, body | fields).status_code == 200
+    assert kept(served) == before

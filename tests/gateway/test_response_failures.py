@@ -19,9 +19,11 @@ from pydantic import TypeAdapter
 from sessionkv import AsyncClient
 from sessionkv.client.options import TurnOptions
 from sessionkv.engine.calls import CallDesk
+from sessionkv.gateway.conversations import Conversations
 from sessionkv.gateway.openai.response_body import Kept
 from sessionkv.gateway.openai.response_errors import PreviousResponseNotFound
 from sessionkv.gateway.openai.response_ids import PASSING
+from sessionkv.gateway.openai.response_passing import PassingResponses
 from sessionkv.gateway.openai.response_store import ResponseStore
 from sessionkv.gateway.openai.response_turn import Plan
 from sessionkv.ipc.messages import Node
@@ -205,6 +207,7 @@ def test_a_response_that_was_deleted_meanwhile_is_told_by_its_own_name(tmp_path:
                 ReplyStyle(),
                 lambda work: tasks.add(asyncio.ensure_future(work)),
                 run="test",
+                passing=PassingResponses(Conversations(client), {}),
             )
             base, name = f"~http:resp_{'0' * 32}", f"~http:resp_{'1' * 32}"
             kept = Kept({"id": f"resp_{'1' * 32}"})

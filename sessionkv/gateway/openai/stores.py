@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.openai.conversation_store import ConversationStore
+from sessionkv.gateway.openai.response_passing import PassingResponses
 from sessionkv.gateway.openai.response_store import ResponseStore
 from sessionkv.gateway.services import Services
 
@@ -36,7 +37,10 @@ class Stores:
         served = await self.services.model()
         caller = await self.services.caller(request)
         later = caller.conversations.later
-        store = ResponseStore(caller.client, served.reply_style, later, run=self._run)
+        passing = PassingResponses(caller.conversations, request.headers)
+        store = ResponseStore(
+            caller.client, served.reply_style, later, run=self._run, passing=passing
+        )
         if caller not in self._swept:
             self._swept.add(caller)
             store.sweep()
