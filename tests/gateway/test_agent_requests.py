@@ -187,8 +187,9 @@ def count(served: HttpEngine, tools: list[dict[str, Any]], messages: list[dict[s
 
 def test_a_tool_that_is_loaded_later_may_be_the_one_to_call(served: HttpEngine) -> None:
     choice = {"type": "tool", "name": "Fetch"}
-    body = {"model": MODEL, "max_tokens": 200, "tools": LATER, "tool_choice": choice}
-    answer = served.post(MESSAGES, {**body, "messages": user("Go.")}).json()
+    body = {"model": MODEL, "max_tokens": 500, "tools": LATER, "tool_choice": choice}
+    asked = {**body, "messages": user("Go."), "temperature": 0}
+    answer = served.post(MESSAGES, asked).json()
     assert [block.get("name") for block in answer["content"]] == ["Fetch"]
 
 
@@ -218,6 +219,15 @@ def test_another_display_of_thinking_is_the_summary(served: HttpEngine) -> None:
 
 CODEX_TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "Look", "strict": False, "parameters": {"type": "object"}},
+    {
+        "type": "namespace",
+        "name": "mcp__sky",
+        "description": "Of a server.",
+        "tools": [
+            {"type": "function", "name": "Look", "strict": False, "parameters": {"type": "object"}},
+            {"type": "custom", "name": "other"},
+        ],
+    },
     {"type": "web_search", "external_web_access": False},
 ]
 
@@ -290,3 +300,23 @@ def test_a_helper_that_is_not_stored_leaves_nothing(served: HttpEngine) -> None:
     ):
         assert served.post(RESPONSES, body | fields).status_code == 200
     assert kept(served) == before
+
+
+def test_tools_of_a_namespace_are_called_by_it_and_their_name(tmp_path: Path) -> None:
+    runner = {
+        "text_dir": write_agent_text(tmp_path),
+        "script": replies(SEARCH, call("mcp__sky__Look", '{"city": "Oslo"}'), *SAID),
+    }
+    codex, calls = Codex(), []
+    with http_engine(engine_config(blocks=512), runner=runner) as served:
+        found = codex.ask(served, codex.item("user", "Look."))
+        image = [{"type": "input_image", "image_url": "data:image/png;base64,xx"}]
+        for output in ("Here.", image):
+            (made,) = found["output"]
+            calls.append((made.get("namespace"), made["name"], made["arguments"]))
+            before = found["usage"]["total_tokens"] - 1
+            result = {"type": "function_call_output", "output": output}
+            found = codex.ask(served, result | {"call_id": made["call_id"]})
+            assert found["usage"]["input_tokens_details"]["cached_tokens"] == before
+    assert calls == [(None, "Look", "{}"), ("mcp__sky", "Look", '{"city": "Oslo"}')]
+    assert found["output"][0]["content"][0]["text"] == SAID[0]

@@ -184,8 +184,8 @@ class _Builder:
         if self._texts:
             self.flush()
             self._role = "user"
-        text, left_out = result_text(block, f"{at}.content", self.tools)
-        self.rewrites += [{"field": field, "removed": kind} for field, kind in left_out]
+        text, unread = result_text(block, f"{at}.content", self.tools)
+        self.rewrites += [{"field": field, "removed": kind} for field, kind in unread]
         message = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
         if block.tool_use_id in self._names:
             message["name"] = self._names[block.tool_use_id]

@@ -16,6 +16,7 @@ from typing import Any
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.anthropic.schema import Block, Tool
 from sessionkv.gateway.errors import refused
+from sessionkv.gateway.left_out import left_out
 from sessionkv.types import utf8_bytes
 
 _JOINT = "\n\n"
@@ -68,7 +69,7 @@ def result_text(block: Block, at: str, tools: Tools) -> tuple[str, list[tuple[st
     """
     content = block.content or ""
     parts = [content] if isinstance(content, str) else []
-    left_out = []
+    unread = []
     for k, part in enumerate(() if isinstance(content, str) else content):
         if part.type == "text":
             if part.text is None:
@@ -77,11 +78,11 @@ def result_text(block: Block, at: str, tools: Tools) -> tuple[str, list[tuple[st
         elif part.type == "tool_reference":
             parts.append(_definition(part, tools))
         else:
-            left_out.append((f"{at}[{k}]", part.type))
-            parts.append(f"[{part.type} left out: this model reads text alone]")
+            unread.append((f"{at}[{k}]", part.type))
+            parts.append(left_out(part.type))
     text = _JOINT.join(parts)
     utf8_bytes(at, text)
-    return (f"Error: {text}" if block.is_error else text), left_out
+    return (f"Error: {text}" if block.is_error else text), unread
 
 
 def _definition(reference: Block, tools: Tools) -> str:

@@ -15,6 +15,7 @@ from sessionkv.gateway.openai.conversation_store import ConversationStore
 from sessionkv.gateway.openai.response_body import Kept, body_of, echo_of, status_of, usage_of
 from sessionkv.gateway.openai.response_events import Event, ResponseWriter
 from sessionkv.gateway.openai.response_ids import new_response_id
+from sessionkv.gateway.openai.response_items import namespaces_of
 from sessionkv.gateway.openai.response_plan import plan_of
 from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.response_store import Found, ResponseStore, Standing
@@ -75,6 +76,7 @@ class ResponseRun:
 
     async def _all(self, standing: Standing | None) -> AsyncGenerator[Event, None]:
         plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
+        self._writer.namespaces = namespaces_of(self._body.tools or ())
         if plan.messages:
             async with aclosing(self._run(plan)) as events:
                 async for event in events:
