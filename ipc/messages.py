@@ -102,6 +102,10 @@ class Turn(Request):
     is not 0. It is no part of the request's digest.
 
     ``metadata`` is kept with the turn and given back by :class:`Node`; nothing reads it.
+
+    ``changed_from`` names a session whose conversation this one was before the client changed
+    something that only a new session can have, such as its tools. The first turn of a session with
+    history ``follow`` is compared with it, and the cache report says where they part.
     """
 
     TYPE: ClassVar[str] = "turn"
@@ -118,6 +122,7 @@ class Turn(Request):
     priority: int = 0
     attempt: int = 0
     metadata: Metadata | None = None
+    changed_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +162,15 @@ class Pieces(Request):
 
 @dataclass(frozen=True, slots=True)
 class Count(Request):
-    """How many prompt tokens a :class:`Generate` of the same would have now.
+    """How many prompt tokens a :class:`Generate` of the same would have now, or a :class:`Turn`.
 
-    Exactly one of prompt, messages. Reply: Result ``{"tokens": int}``. Costs what reading such a
+    Exactly one of prompt, messages; with ``session`` messages, as a turn of it has them, and no
+    tools, which are the session's. Reply: Result ``{"tokens": int}``. Costs what reading such a
     prompt costs, and nothing else; a prompt that does not fit is counted too.
     """
 
     TYPE: ClassVar[str] = "count"
+    session: str | None = None
     prompt: str | None = None
     messages: Sequence[ChatMessage] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -171,11 +178,16 @@ class Count(Request):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Request):
-    """Cancel an open turn of this connection. Always benign. Reply: Result ``{"found": bool}``."""
+    """Cancel an open turn of this connection. Always benign. Reply: Result ``{"found": bool}``.
+
+    With ``keep`` what was generated is committed; with ``chars`` the reply ends behind so many
+    characters of its text, unless it has ended before.
+    """
 
     TYPE: ClassVar[str] = "cancel"
     request: int = 0
     keep: bool = False
+    chars: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,6 +374,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "text": _text,
         "when_busy": _one_of("error", "queue"),
         "metadata": _metadata,
+        "changed_from": _session_name,
         **_TURN_CHECKS,
     },
     m.Generate: {
@@ -384,8 +385,17 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         **_TURN_CHECKS,
     },
     m.Pieces: {"tokens": _tokens},
-    m.Count: {"prompt": _text, "messages": _messages, "tools": _tools},
-    m.Cancel: {"request": _integer(0, bounds.MAX_ID), "keep": _boolean},
+    m.Count: {
+        "session": _session_name,
+        "prompt": _text,
+        "messages": _messages,
+        "tools": _tools,
+    },
+    m.Cancel: {
+        "request": _integer(0, bounds.MAX_ID),
+        "keep": _boolean,
+        "chars": _integer(1, bounds.MAX_ID),
+    },
     m.Fork: {
         "session": _session_name,
         "name": _session_name,

@@ -111,14 +111,14 @@ class LimitsConfig:
         depth: Nesting of a frame and of what tools and tool arguments hold.
         messages: Most messages of one request.
         session_name_bytes: Longest session name in UTF-8.
-        sessions: Most sessions of the store.
+        sessions: Most sessions of the store, shared by its tenants.
         queued_turns_per_session: Most turns in line behind a session's running one.
         unread_events: Deltas that a connection may have unread before they are merged.
         unread_timeout_s: After so long without any reading a merged stream ends (``SlowReader``).
         heartbeat_s: How often a client pings.
         missed_heartbeats: After a silence of so many heartbeats a client counts as gone, and after
             four times as many an engine.
-        idempotency_keys: Most keys kept; the oldest are forgotten first.
+        idempotency_keys: Most keys kept; the oldest go first, of the tenant that has most.
         idempotency_ttl_s: How long a key is kept.
         verdict_timeout_s: How long core waits for the front to judge a finished turn.
         drain_s: How long turns may go on, and blocks be written, after the engine was told to end.
@@ -154,11 +154,14 @@ class HttpConfig:
         host: Name or address to listen on; an IPv6 address without brackets.
         port: 0 takes a free one.
         cors_origins: Origins whose pages may call, as ``https://example.org``.
+        steady_prompts: Dates and reminders that agents move around in their prompts are put where
+            they cost no cache.
     """
 
     host: str
     port: int
     cors_origins: tuple[str, ...] = ()
+    steady_prompts: bool = False
 
     @property
     def is_loopback(self) -> bool:

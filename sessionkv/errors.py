@@ -18,7 +18,11 @@ SessionKVError
 │   ├── TemplateRefused           template_refused: with the template's own words
 │   ├── ProtocolViolation         protocol_violation: frame, version or type
 │   ├── Unauthorized              unauthorized: no key, or one that the engine does not know
-│   └── Forbidden                 forbidden: for an operator's key only
+│   ├── Forbidden                 forbidden: for an operator's key only
+│   ├── ResponseNotFound          response_not_found: of the Responses API, as the next three
+│   ├── PreviousResponseNotFound  previous_response_not_found: what a request goes on from
+│   ├── ConversationNotFound      conversation_not_found
+│   └── ItemNotFound              item_not_found: no such item, or not there
 ├── Overloaded                    overloaded (retryable): queue or limit full, retry_after_s
 ├── TurnError                     the turn ended without being committed
 │   ├── TurnFailed                turn_failed
@@ -238,6 +242,48 @@ class Forbidden(RequestError):
     """The key is known and does not allow this."""
 
     code = "forbidden"
+
+
+class ResponseNotFound(RequestError):
+    """There is no such response: it never was, was deleted, or was not stored."""
+
+    code = "response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        """Name the response."""
+        super().__init__(f"Response with id '{response_id}' not found.")
+
+
+class PreviousResponseNotFound(RequestError):
+    """A request goes on from a response that is not there."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        """Name the response."""
+        message = f"Previous response with id '{response_id}' not found."
+        super().__init__(message, param="previous_response_id")
+
+
+class ConversationNotFound(RequestError):
+    """There is no such conversation of the Conversations API."""
+
+    code = "conversation_not_found"
+
+    def __init__(self, conversation_id: str) -> None:
+        """Name the conversation."""
+        message = f"Conversation with id '{conversation_id}' not found."
+        super().__init__(message, param="conversation")
+
+
+class ItemNotFound(RequestError):
+    """There is no such item of a response or conversation, or not there."""
+
+    code = "item_not_found"
+
+    def __init__(self, item_id: str, param: str | None = None) -> None:
+        """Name the item, and the field that names it."""
+        super().__init__(f"Item with id '{item_id}' not found.", param=param)
 
 
 class Overloaded(SessionKVError):

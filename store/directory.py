@@ -1,7 +1,7 @@
 """The store directory: who may use it, and in which format it is.
 
     DIR/lock      held exclusively (flock) by the one engine that uses the directory; names its pid
-    DIR/format    "sessionkv-store 2"
+    DIR/format    "sessionkv-store 3"
     DIR/journal/  turns, heads, idempotency keys (``store.journal``)
     DIR/blocks/   KV blocks, one folder for each KV identity (``store.block_store``)
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from sessionkv.errors import StoreError, StoreInUse, StoreUnavailable
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FORMAT_NAME = "sessionkv-store"
 
 

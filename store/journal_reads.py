@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import lmdb
 
@@ -17,11 +16,12 @@ from sessionkv.store.journal_records import (
     name_key,
     name_of,
     order_key,
-    stamp_of,
+    tenant_key,
     tenant_part,
     unpack,
 )
 from sessionkv.store.journal_tables import UNNAMED_PREFIX, Damage, Tables
+from sessionkv.store.journal_tenants import run_out, tenant_rows
 from sessionkv.store.questions import Due, FindDue
 from sessionkv.types import (
     HeadRecord,
@@ -30,7 +30,9 @@ from sessionkv.types import (
     SessionRow,
     StoredNode,
     StoredSession,
+    TenantSessions,
 )
+from sessionkv.types.node_ids import number_of
 
 _UNKNOWN_COUNT = 2**31
 """Stands for a count that cannot be read: what may be needed is never freed."""
@@ -79,13 +81,17 @@ def read_all(
 
 
 def summary(txn: lmdb.Transaction, tables: Tables) -> JournalSummary:
-    """Counts and pinned heads. O(pinned heads)."""
-    num_unnamed = int(txn.stat(tables.unnamed)["entries"])
+    """Counts and pinned heads. O(pinned heads and tenants)."""
     pinned = (tables.head(txn, bytes(key)) for key, _ in txn.cursor(tables.pins))
     return JournalSummary(
-        num_named=max(0, int(txn.stat(tables.heads)["entries"]) - num_unnamed),
-        num_unnamed=num_unnamed,
+        tenants=tuple(
+            TenantSessions(row.tenant, row.named, row.unnamed)
+            for row in tenant_rows(txn, tables.tenants)
+            if row.named or row.unnamed
+        ),
         next_node_id=tables.next_node_id(txn),
+        other_next_ids=tables.other_next_ids(txn),
+        first_number=tables.first_number(txn),
         pinned=tuple((head.tenant, head.name) for head in pinned if head is not None),
     )
 
@@ -106,7 +112,7 @@ def find_session(
     while node_id is not None:
         record = tables.node(txn, node_id)
         if record is None or (record.parent_id or 0) >= node_id:
-            return StoredSession(head, (), f"turn n-{node_id}")
+            return StoredSession(head, (), f"turn n-{number_of(node_id)}")
         place = tables.place(txn, node_id)
         heads = _UNKNOWN_COUNT if place is None else place.heads
         children = _UNKNOWN_COUNT if place is None else place.children
@@ -147,20 +153,29 @@ def list_sessions(
 
 
 def find_due(txn: lmdb.Transaction, tables: Tables, asked: FindDue) -> Due:
-    """Unnamed heads and idempotency keys that have run out or are too many. O(heads found)."""
-    excess = int(txn.stat(tables.unnamed)["entries"]) - asked.keep_unnamed
-    heads = []
-    rows = txn.cursor(tables.unnamed).iternext(values=False)
-    for number, row in enumerate(islice(rows, asked.limit)):
-        if number >= excess and stamp_of(bytes(row)) > asked.unnamed_until_s:
-            break
-        head = tables.head(txn, name_of(bytes(row)))
-        if head is not None:
-            heads.append((head.tenant, head.name))
-    too_many_keys = int(txn.stat(tables.ages)["entries"]) > asked.keep_keys
-    oldest = txn.cursor(tables.ages)
-    ended = oldest.first() and stamp_of(bytes(oldest.key())) <= asked.keys_until_s
-    return Due(tuple(heads), too_many_keys or bool(ended))
+    """Unnamed heads and idempotency keys that have run out or are too many.
+
+    O(tenants and heads found).
+    """
+    tenants = {tenant_key(row.tenant): row for row in tenant_rows(txn, tables.tenants)}
+    rows = run_out(
+        txn,
+        tables.unnamed,
+        {owner: row.unnamed for owner, row in tenants.items()},
+        until_s=asked.unnamed_until_s,
+        keep=asked.keep_unnamed,
+        limit=asked.limit,
+    )
+    heads = (tables.head(txn, name_of(row)) for row in rows)
+    keys = run_out(
+        txn,
+        tables.ages,
+        {owner: row.keys for owner, row in tenants.items()},
+        until_s=asked.keys_until_s,
+        keep=asked.keep_keys,
+        limit=1,
+    )
+    return Due(tuple((head.tenant, head.name) for head in heads if head is not None), bool(keys))
 
 
 def _heads_from(

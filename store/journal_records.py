@@ -85,8 +85,9 @@ def name_key(tenant: str, name: str) -> bytes:
 
 def order_key(tenant: str, name: str, *, unnamed: bool) -> bytes:
     """Key in ``names``: a tenant's names in order, those that the tree made after the others."""
-    tenant_part = hashlib.sha256(tenant.encode()).digest()[:_TENANT_BYTES]
-    return tenant_part + bytes([unnamed]) + name.encode("utf-8", "surrogatepass")[:NAME_BYTES]
+    return (
+        tenant_key(tenant) + bytes([unnamed]) + name.encode("utf-8", "surrogatepass")[:NAME_BYTES]
+    )
 
 
 def tenant_part(key: bytes) -> bytes:
@@ -94,19 +95,34 @@ def tenant_part(key: bytes) -> bytes:
     return key[: _TENANT_BYTES + 1]
 
 
-def stamp_key(stamp_s: float, name: bytes) -> bytes:
-    """Key of an index by time: oldest first."""
-    return _STAMP.pack(max(0.0, stamp_s)) + name
+def tenant_key(tenant: str) -> bytes:
+    """Key of a tenant, and what its rows of the indexes begin with."""
+    return hashlib.sha256(tenant.encode()).digest()[:_TENANT_BYTES]
+
+
+def stamp_key(tenant: str, stamp_s: float, name: bytes) -> bytes:
+    """Key of an index by time: a tenant's rows, oldest first."""
+    return tenant_key(tenant) + _STAMP.pack(max(0.0, stamp_s)) + name
+
+
+def owner_of(key: bytes) -> bytes:
+    """The tenant's key in a :func:`stamp_key`."""
+    return key[:_TENANT_BYTES]
 
 
 def stamp_of(key: bytes) -> float:
     """The time in a :func:`stamp_key`."""
-    return float(_STAMP.unpack(key[: _STAMP.size])[0])
+    return float(_STAMP.unpack_from(key, _TENANT_BYTES)[0])
 
 
 def name_of(key: bytes) -> bytes:
     """The name key in a :func:`stamp_key`."""
-    return key[_STAMP.size :]
+    return key[_TENANT_BYTES + _STAMP.size :]
+
+
+def behind(owner: bytes) -> bytes:
+    """A key behind all of a tenant's rows, and before those of the next."""
+    return owner + b"\xff" * (_STAMP.size + NAME_KEY_BYTES)
 
 
 def key_of(record: NodeRecord | HeadRecord | KeyRecord) -> bytes:

@@ -6,8 +6,9 @@ and are kept by the same transactions, so that nobody ever has to read everythin
     places     node -> parent, heads on it, nodes after it, turns and tokens up to it
     names      tenant, name -> head, in the order of names
     pins       heads that are pinned
-    unnamed    heads that run out by themselves, the one used longest ago first
-    ages       idempotency keys, oldest first
+    unnamed    of each tenant the heads that run out by themselves, that used longest ago first
+    ages       of each tenant the idempotency keys, oldest first
+    tenants    how many heads and keys each tenant has
 
 Invariants: a node whose count of heads and children is wrong counts too many, never too few, so it
 is kept too long and never lost; rows of the indexes are checked against the records where they are
@@ -16,8 +17,8 @@ read. Must not know what turns mean: the tree in ``cache`` decides what is writt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 import lmdb
 
@@ -31,14 +32,16 @@ from sessionkv.store.journal_records import (
     node_id_of,
     node_key,
     order_key,
+    owner_of,
     pack,
     pack_place,
     sealed,
     stamp_key,
-    stamp_of,
+    tenant_key,
     unpack,
     unpack_place,
 )
+from sessionkv.store.journal_tenants import count, run_out, tenant_rows
 from sessionkv.types import (
     TOKEN_BYTES,
     DeleteHead,
@@ -55,13 +58,16 @@ from sessionkv.types import (
     PutKey,
     PutNode,
 )
+from sessionkv.types.node_ids import first_of, row_of
 
-NUM_DATABASES = 9
+NUM_DATABASES = 10
 UNNAMED_PREFIX = "~"
 FORGET_BATCH = 1_000
 """Keys that one :class:`~sessionkv.types.records.ForgetKeys` takes at most."""
 _MAX_DAMAGE = 65_536
 _NEXT_NODE_ID = b"next_node_id"
+_ROW_BYTES = 3
+_FIRST_NUMBER = b"first_number"
 _VERSION = b"version"
 
 
@@ -93,6 +99,7 @@ class Tables:
         self.places, self.pins, self.unnamed, self.ages = (
             env.open_db(name) for name in (b"places", b"pins", b"unnamed", b"ages")
         )
+        self.tenants = env.open_db(b"tenants")
         # Names that agree in their first 400 bytes share a key.
         self.names = env.open_db(b"names", dupsort=True, dupfixed=True)
         self._damage = damage
@@ -102,8 +109,13 @@ class Tables:
         """Every database."""
         return (
             self.nodes, self.heads, self.keys, self.meta,
-            self.places, self.names, self.pins, self.unnamed, self.ages,
+            self.places, self.names, self.pins, self.unnamed, self.ages, self.tenants,
         )  # fmt: skip
+
+    @property
+    def derived(self) -> tuple[lmdb._Database, ...]:
+        """Those that follow from the records."""
+        return self.places, self.names, self.pins, self.unnamed, self.ages, self.tenants
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -137,13 +149,34 @@ class Tables:
             self._damage.note(b"place" + node_key(node_id))
         return place
 
-    def next_node_id(self, txn: lmdb.Transaction) -> int:
-        """Lowest id that was never given."""
-        stored = txn.get(_NEXT_NODE_ID, db=self.meta)
+    def next_node_id(self, txn: lmdb.Transaction, row: int = 0) -> int:
+        """Lowest id of a row that was never given."""
+        stored = txn.get(_next_id_key(row), db=self.meta)
         if stored is not None and (values := checked(bytes(stored))) is not None:
             return int(values[0])
-        cursor = txn.cursor(self.nodes)  # a new journal, or a damaged counter
-        return node_id_of(bytes(cursor.key())) + 1 if cursor.last() else 1
+        cursor = txn.cursor(self.nodes)  # a new row, or a damaged counter
+        is_before = (
+            cursor.prev() if cursor.set_range(node_key(first_of(row + 1))) else cursor.last()
+        )
+        last = node_id_of(bytes(cursor.key())) if is_before else 0
+        return last + 1 if row_of(last) == row else first_of(row) + self.first_number(txn)
+
+    def other_next_ids(self, txn: lmdb.Transaction) -> tuple[int, ...]:
+        """The same of all rows but the first that have a counter."""
+        found: list[int] = []
+        cursor = txn.cursor(self.meta)
+        more = cursor.set_range(_NEXT_NODE_ID)
+        while more and (key := bytes(cursor.key())).startswith(_NEXT_NODE_ID):
+            if key != _NEXT_NODE_ID:
+                found.append(self.next_node_id(txn, _row_of_key(key)))
+            more = cursor.next()
+        return tuple(found)
+
+    def first_number(self, txn: lmdb.Transaction) -> int:
+        """With which rows begin: above all that were given when there was only one."""
+        stored = txn.get(_FIRST_NUMBER, db=self.meta)
+        values = None if stored is None else checked(bytes(stored))
+        return self.next_node_id(txn) if values is None else int(values[0])
 
     def version(self, txn: lmdb.Transaction) -> int:
         """Format of the databases; those of format 1 do not say."""
@@ -154,7 +187,9 @@ class Tables:
     # Writing ---------------------------------------------------------------------------------
 
     def set_version(self, txn: lmdb.Transaction, version: int) -> None:
-        """Say that the databases are of this format."""
+        """Say that the databases are of this format, and where rows of ids begin in it."""
+        if txn.get(_FIRST_NUMBER, db=self.meta) is None:
+            txn.put(_FIRST_NUMBER, sealed([self.next_node_id(txn)]), db=self.meta)
         txn.put(_VERSION, sealed([version]), db=self.meta)
 
     def apply_all(self, txn: lmdb.Transaction, batches: Iterable[Sequence[JournalOp]]) -> None:
@@ -175,15 +210,15 @@ class Tables:
             case DeleteNode(node_id):
                 self._delete_node(txn, node_id)
             case PutHead(head):
-                self._set_head(txn, name_key(head.tenant, head.name), head)
+                self._set_head(txn, head.tenant, head.name, head)
             case DeleteHead(tenant, name):
-                self._set_head(txn, name_key(tenant, name), None)
+                self._set_head(txn, tenant, name, None)
             case DropSession(tenant, name):
                 self._drop_session(txn, tenant, name)
             case PutKey(key):
                 self._put_key(txn, key)
             case DeleteKey(tenant, name):
-                self._delete_key(txn, name_key(tenant, name))
+                self._delete_key(txn, tenant, name)
             case ForgetKeys(created_until_s, keep):
                 self._forget_keys(txn, created_until_s, keep)
             case KeepIds(next_node_id):
@@ -194,14 +229,16 @@ class Tables:
         txn.put(node_key(node_id), pack_place(node_id, place), db=self.places)
 
     def index_head(self, txn: lmdb.Transaction, key: bytes, head: HeadRecord) -> None:
-        """Put a head into the indexes that it belongs in."""
+        """Put a head into the indexes that it belongs in, and count it."""
         for database, row in self._rows(key, head):
             txn.put(row, key if database is self.names else b"", db=database)
+        self._count_head(txn, head.tenant, head.name, 1)
 
     def index_key(self, txn: lmdb.Transaction, record: KeyRecord) -> None:
-        """Put an idempotency key into the index by age."""
+        """Put an idempotency key into the index by age, and count it."""
         name = name_key(record.tenant, record.key)
-        txn.put(stamp_key(record.created_s, name), b"", db=self.ages)
+        txn.put(stamp_key(record.tenant, record.created_s, name), b"", db=self.ages)
+        count(txn, self.tenants, record.tenant, keys=1)
 
     def _put_node(self, txn: lmdb.Transaction, node: NodeRecord) -> None:
         if not txn.put(node_key(node.node_id), pack(node), db=self.nodes, overwrite=False):
@@ -238,7 +275,19 @@ class Tables:
             self.put_place(txn, node_id, place)
         return place
 
-    def _set_head(self, txn: lmdb.Transaction, key: bytes, new: HeadRecord | None) -> None:
+    def _count_head(self, txn: lmdb.Transaction, tenant: str, name: str, by: int) -> None:
+        if name.startswith(UNNAMED_PREFIX):
+            count(txn, self.tenants, tenant, unnamed=by)
+        else:
+            count(txn, self.tenants, tenant, named=by)
+
+    def _set_head(
+        self, txn: lmdb.Transaction, tenant: str, name: str, new: HeadRecord | None
+    ) -> None:
+        key = name_key(tenant, name)
+        was_there = txn.get(key, db=self.heads) is not None  # one that is damaged too
+        if was_there != (new is not None):
+            self._count_head(txn, tenant, name, -1 if was_there else 1)
         old = self.head(txn, key)
         if old is not None and (new is None or old.node_id != new.node_id):
             self._count(txn, old.node_id, heads=-1)
@@ -262,14 +311,14 @@ class Tables:
         if head.pin_tier:
             rows.add((self.pins, key))
         if unnamed:
-            rows.add((self.unnamed, stamp_key(head.updated_s, key)))
+            rows.add((self.unnamed, stamp_key(head.tenant, head.updated_s, key)))
         return rows
 
     def _drop_session(self, txn: lmdb.Transaction, tenant: str, name: str) -> None:
         """Places tell the way up also where a node itself cannot be read."""
         key = name_key(tenant, name)
         head = self.head(txn, key)
-        self._set_head(txn, key, None)
+        self._set_head(txn, tenant, name, None)
         if head is None:  # unreadable itself: what it led to is not known, its name is
             row = order_key(tenant, name, unnamed=name.startswith(UNNAMED_PREFIX))
             txn.delete(row, key, db=self.names)
@@ -281,29 +330,43 @@ class Tables:
             node_id, place = place.parent_id, above
 
     def _put_key(self, txn: lmdb.Transaction, record: KeyRecord) -> None:
-        name = name_key(record.tenant, record.key)
-        self._delete_key(txn, name)
-        txn.put(name, pack(record), db=self.keys)
+        self._delete_key(txn, record.tenant, record.key)
+        txn.put(name_key(record.tenant, record.key), pack(record), db=self.keys)
         self.index_key(txn, record)
 
-    def _delete_key(self, txn: lmdb.Transaction, name: bytes) -> None:
+    def _delete_key(self, txn: lmdb.Transaction, tenant: str, key: str) -> None:
+        name = name_key(tenant, key)
         old = self.read(txn, self.keys, name, KeyRecord)
         if old is not None:
-            txn.delete(stamp_key(old.created_s, name), db=self.ages)
-        txn.delete(name, db=self.keys)
+            txn.delete(stamp_key(tenant, old.created_s, name), db=self.ages)
+        if txn.delete(name, db=self.keys):
+            count(txn, self.tenants, tenant, keys=-1)
 
     def _forget_keys(self, txn: lmdb.Transaction, created_until_s: float, keep: int) -> None:
-        excess = int(txn.stat(self.ages)["entries"]) - keep
-        cursor = txn.cursor(self.ages)
-        ended = []
-        for number, row in enumerate(islice(cursor.iternext(values=False), FORGET_BATCH)):
-            if number >= excess and stamp_of(bytes(row)) > created_until_s:
-                break
-            ended.append(bytes(row))
+        tenants = {tenant_key(row.tenant): row for row in tenant_rows(txn, self.tenants)}
+        held = {owner: row.keys for owner, row in tenants.items()}
+        ended = run_out(
+            txn, self.ages, held, until_s=created_until_s, keep=keep, limit=FORGET_BATCH
+        )
+        forgotten: Counter[bytes] = Counter()
         for row in ended:
             txn.delete(row, db=self.ages)
-            txn.delete(name_of(row), db=self.keys)
+            forgotten[owner_of(row)] += txn.delete(name_of(row), db=self.keys)
+        for owner, number in forgotten.items():
+            if owner in tenants:
+                count(txn, self.tenants, tenants[owner].tenant, keys=-number)
 
     def _keep_ids(self, txn: lmdb.Transaction, next_node_id: int) -> None:
-        if next_node_id > self.next_node_id(txn) or txn.get(_NEXT_NODE_ID, db=self.meta) is None:
-            txn.put(_NEXT_NODE_ID, sealed([next_node_id]), db=self.meta)
+        row = row_of(next_node_id)
+        key = _next_id_key(row)
+        if txn.get(key, db=self.meta) is None or next_node_id > self.next_node_id(txn, row):
+            txn.put(key, sealed([next_node_id]), db=self.meta)
+
+
+def _next_id_key(row: int) -> bytes:
+    """Key in ``meta`` of a row's counter; the first row has that of when it was the only one."""
+    return _NEXT_NODE_ID + (row.to_bytes(_ROW_BYTES, "big") if row else b"")
+
+
+def _row_of_key(key: bytes) -> int:
+    return int.from_bytes(key.removeprefix(_NEXT_NODE_ID), "big")

@@ -1,7 +1,8 @@
-"""Makes the indexes of a journal of format 1, which had none, in one transaction.
+"""Makes the indexes of a journal of an older format anew, in one transaction.
 
-A crash leaves format 1 as it was, and the next start begins again. Nodes that no head reaches are
-left out on the way. Must not change a record.
+Format 1 had none; in format 2 those by time were not by tenant, and no tenant's rows were counted.
+A crash leaves the journal as it was, and the next start begins again. Nodes that no head reaches
+are left out on the way. Must not change a record.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from sessionkv.types import TOKEN_BYTES, HeadRecord, KeyRecord, NodeRecord
 
 _log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 _SAY_EVERY = 100_000
 
 
 def upgrade(txn: lmdb.Transaction, tables: Tables) -> None:
     """Bring the databases to :data:`VERSION`. O(journal), about 20 us a turn; repeatable."""
-    for database in (tables.places, tables.names, tables.pins, tables.unnamed, tables.ages):
+    for database in tables.derived:
         txn.drop(database, delete=False)
     num_nodes = int(txn.stat(tables.nodes)["entries"])
     if num_nodes:

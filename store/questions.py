@@ -42,9 +42,9 @@ class FindDue:
 
     Attributes:
         unnamed_until_s: Unnamed heads last used by then have.
-        keep_unnamed: The oldest past so many have too.
+        keep_unnamed: Those past so many have too, the oldest of the tenant that has most.
         keys_until_s: Idempotency keys made by then have.
-        keep_keys: The oldest past so many have too.
+        keep_keys: Those past so many have too, likewise.
         limit: Most heads named in the answer.
     """
 

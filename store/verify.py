@@ -122,7 +122,7 @@ def _records(journal: Journal, found: Verified) -> Iterator[str]:
     found.sessions, found.keys = len(state.heads), len(state.keys)
     for noun, there, readable in (
         ("turns (and roots)", figures.num_nodes, len(state.nodes)),
-        ("sessions", summary.num_named + summary.num_unnamed, len(state.heads)),
+        ("sessions", summary.num_sessions, len(state.heads)),
         ("idempotency keys", figures.num_keys, len(state.keys)),
     ):
         if there != readable:

@@ -28,6 +28,7 @@ _DELIVERY_FIELDS = frozenset(
         "when_busy",
         "attempt",
         "idempotency_key",
+        "changed_from",
     )
 )
 """How a turn is delivered and not what it asks for: no part of a request's digest."""

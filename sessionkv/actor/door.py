@@ -57,6 +57,11 @@ class Door:
             raise Forbidden("only an operator's key may act for another tenant")
         return Grant(hello.tenant or entry.tenant, entry.operator, entry.digest)
 
+    def turns_of(self, tenant: str) -> int | None:
+        """Turns that a tenant may have at a time; None where nothing is said of it."""
+        quota = self._access.quotas.get(tenant)
+        return None if quota is None else quota.turns
+
     def still_allows(self, grant: Grant) -> bool:
         """Whether a grant of before is one under the present keys too."""
         if self.is_open:

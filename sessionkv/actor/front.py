@@ -48,6 +48,7 @@ from sessionkv.errors import (
     DuplicateRequest,
     EngineClosed,
     IdempotencyConflict,
+    Overloaded,
     SessionKVError,
     SlowReader,
     TurnFailed,
@@ -97,6 +98,7 @@ class Front:
         self._turns: dict[int, FrontTurn] = {}
         self._keyed: dict[tuple[str, str], FrontTurn] = {}
         self._calls: dict[int, tuple[bytes, int]] = {}  # call id -> connection, request id
+        self._counts: dict[int, tuple[str, wire.Count]] = {}  # by call id, with the tenant
         self._closed: SessionKVError | None = None
         self._door = Door(access)
         self._tell_public(access)
@@ -179,6 +181,7 @@ class Front:
                 if turn.claim is None and not turn.subscribers:
                     self.to_core.append(CancelTurn(turn_id))
             self._calls.pop(turn_id, None)
+            self._counts.pop(turn_id, None)
 
     def give_up_reader(self, connection: bytes, request_id: int) -> None:
         """End one request's turn with ``slow_reader``: its events were not read in time."""
@@ -210,16 +213,19 @@ class Front:
             self._start_turn(connection, state, request)
             return
         if isinstance(request, wire.Count):
-            tokens = self._writer.count(state.grant.tenant, request)
-            self.replies.append((connection, wire.Result(id=request.id, value={"tokens": tokens})))
-            return
+            self._require_turn(state.grant.tenant)
+            if request.session is None:
+                tokens = self._writer.count(state.grant.tenant, request)
+                counted = wire.Result(id=request.id, value={"tokens": tokens})
+                self.replies.append((connection, counted))
+                return
         call_id = self._new_id()
         tenant = state.grant.tenant
         message: FrontMessage = Call(call_id, tenant, request, state.grant.operator)
         if isinstance(request, wire.Open):
             message = self._open_message(call_id, tenant, request)
         elif isinstance(request, wire.Import):
-            tree = self._writer.imports.add(connection, request)
+            tree = self._writer.imports.add(connection, tenant, request)
             if not request.commit:
                 held = wire.Result(id=request.id, value={"held": len(tree.nodes)})
                 self.replies.append((connection, held))
@@ -227,7 +233,22 @@ class Front:
             message = ImportSessions(call_id, tenant, tree.nodes, tree.sessions)
         state.open_requests[request.id] = call_id
         self._calls[call_id] = (connection, request.id)
+        if isinstance(request, wire.Count):
+            self._counts[call_id] = (tenant, request)
         self.to_core.append(message)
+
+    def _require_turn(self, tenant: str) -> None:
+        """A count costs what reading a turn's prompt does, so it needs a turn's place.
+
+        Raises:
+            Overloaded: The tenant has none left.
+        """
+        limit = self._door.turns_of(tenant)
+        if limit is None:
+            return
+        turns = sum(turn.tenant == tenant for turn in self._turns.values())
+        if turns + sum(owner == tenant for owner, _ in self._counts.values()) >= limit:
+            raise Overloaded(f"{limit} turns of yours run or wait: your quota", queued=limit)
 
     def _open_message(self, call_id: int, tenant: str, request: wire.Open) -> OpenSession:
         system, tools, root = self._writer.root_blobs(request)
@@ -247,9 +268,20 @@ class Front:
         # The same again would change nothing, and core is told no more than it takes.
         if turn is not None and request.keep not in turn.cancelled_keeping:
             turn.cancelled_keeping.add(request.keep)
-            self.to_core.append(CancelTurn(turn.turn_id, keep=request.keep))
+            if not (request.keep and self._cut(turn, request.chars)):
+                self.to_core.append(CancelTurn(turn.turn_id, keep=request.keep))
         found = turn is not None
         self.replies.append((connection, wire.Result(id=request.id, value={"found": found})))
+
+    def _cut(self, turn: FrontTurn, chars: int | None) -> bool:
+        """End a reply that runs behind so much of its text, as a stop string would."""
+        if chars is None or turn.stop is not None or isinstance(turn.answer, wire.Done):
+            return False
+        turn.stop = self._writer.cut(turn, chars)
+        if turn.stop is None:
+            return False
+        self.to_core.append(StopAt(turn.turn_id, turn.stop.num_tokens))
+        return True
 
     # Turns -----------------------------------------------------------------------------------
 
@@ -313,6 +345,8 @@ class Front:
         elif isinstance(message, NewAccess):
             self._door = Door(message.access)
             self._tell_public(message.access)
+        elif message.turn_id in self._counts and isinstance(message, RenderTurn):
+            self._call_done(CallDone(message.turn_id, message))
         elif message.turn_id in self._turns:
             turn = self._turns[message.turn_id]
             with self._ending_on_failure(turn):
@@ -444,8 +478,14 @@ class Front:
         if state is not None:
             state.open_requests.pop(request_id, None)
         error = message.error
+        counted = self._counts.pop(message.call_id, None)
         try:
-            value = None if error is not None else readable(message.value)
+            if error is not None:
+                value = None
+            elif counted is not None:
+                value = {"tokens": self._writer.count_in(*counted, message.value)}
+            else:
+                value = readable(message.value)
         except SessionKVError as damage:
             error = damage
         except Exception as failure:  # noqa: BLE001 - nor may what a call found

@@ -58,9 +58,13 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class StopFound:
-    """A stop string ended the reply with its first ``num_tokens`` tokens."""
+    """The reply ends with its first ``num_tokens`` tokens, after ``start`` characters.
 
-    stop: str
+    Attributes:
+        stop: The stop string that ended it; None where its client did.
+    """
+
+    stop: str | None
     start: int
     num_tokens: int
 
@@ -79,7 +83,7 @@ class FrontTurn:
         progress: How far its prompt was last said to be.
         token_ids: Sampled so far.
         logprobs: One wire entry a token, where asked for.
-        stop: The stop string that ended the reply, None until then.
+        stop: The stop string, or the client's word, that ended the reply; None until then.
         is_kept: Something of it is journalled, as :attr:`SubmitTurn.is_kept` tells core.
         metadata: What the client wants kept with the turn.
         cancelled_keeping: With which ``keep`` its clients have had it cancelled.

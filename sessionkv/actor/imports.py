@@ -12,10 +12,11 @@ from sessionkv.ipc.messages import Import
 from sessionkv.text.model import TextModel
 from sessionkv.text.stored import check_blobs
 from sessionkv.types import NodeRecord, unpack_tokens
+from sessionkv.types.holdings import Holdings
 from sessionkv.types.portable_tree import PortableTree, node_bytes
 
 MAX_HELD_BYTES = 256 * 1024**2
-"""Of all connections together: a tree of turns is imported as one, and as one transaction."""
+"""Shared by tenants: a tree of turns is imported as one, and as one transaction."""
 
 
 class ImportDesk:
@@ -25,24 +26,28 @@ class ImportDesk:
         """Nothing is held."""
         self._text = text
         self._max_bytes = max_bytes
-        self._held: dict[bytes, PortableTree] = {}
+        self._held: dict[bytes, tuple[str, PortableTree]] = {}
 
-    def add(self, connection: bytes, request: Import) -> PortableTree:
+    def add(self, connection: bytes, tenant: str, request: Import) -> PortableTree:
         """Take in one request; everything that its connection sent since the last commit.
 
         What a committing or refused request belongs to is not held any longer.
 
         Raises:
             InvalidRequest: Naming what does not fit, cannot be read or is not of the vocabulary.
-            Overloaded: Too much is held.
+            Overloaded: Too much is held, and the tenant has its share of it.
         """
-        tree = self._held.pop(connection, None) or PortableTree()
-        held = sum(other.num_bytes for other in self._held.values()) + tree.num_bytes
-        if held + sum(map(node_bytes, request.nodes)) > self._max_bytes:
+        _, tree = self._held.pop(connection, (tenant, PortableTree()))
+        held = Holdings()
+        for other, theirs in self._held.values():
+            held.add(other, theirs.num_bytes)
+        more = tree.num_bytes + sum(map(node_bytes, request.nodes))
+        if not held.has_room(tenant, self._max_bytes, more):
+            allowed = held.share(tenant, self._max_bytes)
             raise Overloaded(
-                f"sessions of more than {self._max_bytes} bytes of turns cannot be imported at "
-                "once through a running engine",
-                allowed_bytes=self._max_bytes,
+                f"sessions of more than {allowed} bytes of turns cannot be imported at once "
+                "through a running engine now",
+                allowed_bytes=allowed,
             )
         for record in request.nodes:
             self._check(record)
@@ -50,7 +55,7 @@ class ImportDesk:
         for session in request.sessions:
             tree.add_session(session)
         if not request.commit:
-            self._held[connection] = tree
+            self._held[connection] = (tenant, tree)
         return tree
 
     def drop(self, connection: bytes) -> None:

@@ -159,7 +159,7 @@ class SocketLoop:
             peer.blocked = False
             if self._core_is_silent:
                 return  # the answer would say that the engine is alive
-        elif not isinstance(request, wire.Hello | wire.Cancel | wire.Count):
+        elif not isinstance(request, wire.Hello | wire.Cancel):
             try:
                 self._link.require_room()
             except Overloaded as error:

@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from sessionkv.actor.blobs import pack, pack_reply, pack_response, pack_sampling
-from sessionkv.actor.front_turn import FrontTurn
+from sessionkv.actor.front_turn import FrontTurn, StopFound
 from sessionkv.actor.history import render_history
 from sessionkv.actor.imports import ImportDesk
 from sessionkv.cache.turns import format_node_id
@@ -154,6 +154,7 @@ class Writer:
             prompt_logprobs=_prompt_logprobs(request, ids),
             claim=turn.claim,
             wants_progress=request.stream and request.progress,
+            changed_from=request.changed_from if isinstance(request, wire.Turn) else None,
         )
 
     def count(self, tenant: str, request: wire.Count) -> int:
@@ -224,21 +225,53 @@ class Writer:
     def render(self, turn: FrontTurn, ask: RenderTurn) -> TurnRendered | TurnRefused | PathWanted:
         """Ids that a chat turn adds to its head."""
         try:
-            root = self._root(ask)
-            if ask.foreign or ask.history == "follow" or not root.append_only:
-                if not ask.path and ask.num_turns:
-                    return PathWanted(turn.turn_id)
-                # Remembered with its reply, so that a count of what goes on from there has its ids.
-                rendered, turn.prompt_raw = render_history(self._text, root, ask, turn.messages)
-                return rendered
-            ids = self._text.delta(root, turn.messages, first=ask.num_turns == 0, closed=ask.closed)
+            if self._is_whole(ask) and not ask.path and ask.num_turns:
+                return PathWanted(turn.turn_id)
+            rendered, turn.prompt_raw = self._rendered(turn.tenant, turn.messages, ask)
         except SessionKVError as error:
             return TurnRefused(turn.turn_id, error)
+        return rendered
+
+    def count_in(self, tenant: str, request: wire.Count, ask: RenderTurn) -> int:
+        """How many tokens the prompt of a turn of a session has. O(session), as its rendering.
+
+        Args:
+            tenant: Whose session.
+            request: With messages, as the turn would have them.
+            ask: With the path.
+
+        Raises:
+            InvalidRequest: Naming the field, the value and what is allowed.
+            SessionDamaged: A stored turn cannot be read.
+            TemplateRefused: With the template's own words.
+        """
+        if request.tools is not None:
+            raise InvalidRequest("tools", "given", "absent with a session, which has its own")
+        self._check_bytes("messages", sum(map(_content_bytes, request.messages or ())))
+        messages = normalise(request.messages, self._limits)
+        rendered, _ = self._rendered(tenant, messages, ask)
+        ids = [node.node_id for node in ask.path]
+        before = ask.path[: ids.index(rendered.base_node_id) + 1]
+        return sum(len(node.token_ids) for node in before) + len(rendered.token_ids)
+
+    def _is_whole(self, ask: RenderTurn) -> bool:
+        """Whether a turn's conversation is rendered whole, not what is new alone."""
+        return ask.foreign or ask.history == "follow" or not self._root(ask).append_only
+
+    def _rendered(
+        self, tenant: str, messages: tuple[Message, ...], ask: RenderTurn
+    ) -> tuple[TurnRendered, str]:
+        """What a turn adds, and where it is rendered whole its prompt's raw text."""
+        root = self._root(ask)
+        if self._is_whole(ask):
+            return render_history(
+                self._text, root, ask, messages, memory=self._memory, tenant=tenant
+            )
+        ids = self._text.delta(root, messages, first=ask.num_turns == 0, closed=ask.closed)
         if ask.num_turns == 0:
             ids = (*root.ids, *ids)
-        return TurnRendered(
-            turn.turn_id, ids, ask.node_id, dump_messages(turn.messages), len(turn.messages)
-        )
+        added = dump_messages(messages)
+        return TurnRendered(ask.turn_id, ids, ask.node_id, added, len(messages)), ""
 
     def _root(self, ask: RenderTurn) -> RootText:
         root = self._roots.get(ask.root_id)
@@ -263,10 +296,12 @@ class Writer:
         if turn.stop is None:
             turn.note_stop()
         ending = self._ending(turn, finished, sampled)
-        reason = FinishReason.STOP if turn.stop is not None else finished.reason
+        reason = finished.reason
+        text = stream.text
         stop: str | int | None = None
         if turn.stop is not None:
-            stop = turn.stop.stop
+            stop, text = turn.stop.stop, text[: turn.stop.start]
+            reason = FinishReason.CANCELLED if stop is None else FinishReason.STOP
         elif finished.stop_token_id is not None and finished.stop_token_id not in (
             self._text.eos_ids
         ):
@@ -280,7 +315,7 @@ class Writer:
             id=0,
             attempt=turn.attempt,
             node=None if finished.node_id is None else format_node_id(finished.node_id),
-            text=stream.text,
+            text=text,
             tokens=list(ending.ids(sampled)),
             finish_reason=reason.value,
             stop=stop,
@@ -297,9 +332,16 @@ class Writer:
             finish_reason=reason,
             reply_blob=pack_reply(turn.answer, finished.cache.cached_tokens, turn.metadata),
             response_blob=pack_response(turn.answer) if turn.claim is not None else b"",
-            calls_tool=turn.kind == "chat" and self._text.calls_tool(stream.text),
+            calls_tool=turn.kind == "chat" and self._text.calls_tool(text),
         )
         return verdict, held
+
+    def cut(self, turn: FrontTurn, num_chars: int) -> StopFound | None:
+        """Where a reply ends that is to have so many characters; None where it has fewer yet."""
+        num_tokens = self._text.tokens_of(
+            turn.token_ids, num_chars, continues=turn.continues, prompt=turn.prompt_tail
+        )
+        return None if num_tokens is None else StopFound(None, num_chars, num_tokens)
 
     def _ending(
         self, turn: FrontTurn, finished: TurnFinished, sampled: Sequence[int]

@@ -30,6 +30,7 @@ from sessionkv.types import (
     KeepIds,
     PutHead,
 )
+from sessionkv.types.node_ids import NodeIds, number_of
 
 MAX_UNNAMED = 100_000
 UNNAMED_TTL_S = 30 * 24 * 3600.0
@@ -41,7 +42,7 @@ class TreeHeads(TreeMemory):
     """The part of :class:`~sessionkv.cache.tree.TurnTree` that adds no nodes. One thread.
 
     Attributes:
-        max_unnamed: Unnamed heads past so many are due, the oldest first.
+        max_unnamed: Unnamed heads past so many are due, the oldest of the tenant that has most.
     """
 
     def __init__(
@@ -53,11 +54,10 @@ class TreeHeads(TreeMemory):
         max_unnamed: int,
     ) -> None:
         """Nothing is in memory of this journal."""
-        super().__init__(
-            limits, retention, num_named=journal.num_named, num_unnamed=journal.num_unnamed
-        )
+        super().__init__(limits, retention, journal.tenants)
         self.max_unnamed = max_unnamed
-        self._next_node_id = journal.next_node_id
+        next_ids = journal.next_node_id, *journal.other_next_ids
+        self._ids = NodeIds(next_ids, first_number=journal.first_number)
         self._serials = 0
         self._last_serial = 0
 
@@ -71,7 +71,7 @@ class TreeHeads(TreeMemory):
             source: An existing session.
             name: Of the new one; None lets the tree name it, and it is kept for 30 days.
             now: Wall-clock seconds.
-            node_id: A node on the source's path.
+            node_id: A node on the source's path, or its number.
 
         Raises:
             SessionNotFound, NodeNotFound, InvalidRequest, SessionExists, Overloaded: As named.
@@ -85,7 +85,7 @@ class TreeHeads(TreeMemory):
             return self._branch(tenant, node, head.history, now)
         check_name("name", name, self._limits.session_name_bytes)
         self._check_free((tenant, name))
-        self._check_new_name("name", name)
+        self._check_new_name(tenant, "name", name)
         transaction = Transaction(self._state)
         new = fresh_head(tenant, name, node, head.history, now)
         transaction.do(PutHead(new))
@@ -216,7 +216,7 @@ class TreeHeads(TreeMemory):
             if head_id in self._state.damaged:
                 transaction.do(DropSession(*head_id))
             elif due is not None and (
-                due.updated_s <= now - UNNAMED_TTL_S or self.num_unnamed > self.max_unnamed
+                due.updated_s <= now - UNNAMED_TTL_S or self._are_too_many(due.tenant)
             ):
                 self._delete_head(transaction, due)
         return self._change(transaction, None) if transaction.ops else None
@@ -248,50 +248,56 @@ class TreeHeads(TreeMemory):
         self.settle(change)
 
     def _on_path(self, node: Node, node_id: int) -> Node:
-        """The ancestor of that id, ``node`` included."""
+        """The ancestor of that id, or of that number, ``node`` included."""
         for ancestor in node.up():
-            if ancestor.record.node_id == node_id:
+            if node_id in (ancestor.record.node_id, number_of(ancestor.record.node_id)):
                 return ancestor
         raise no_node(node_id)
 
-    def _check_new_name(self, field: str, name: str, *, beside: int = 0) -> None:
+    def _check_new_name(self, tenant: str, field: str, name: str, *, beside: int = 0) -> None:
         if name.startswith(BRANCH_PREFIX):
             raise InvalidRequest(field, name, f"a name that does not begin with {BRANCH_PREFIX}")
         if is_unnamed(name):
-            self._check_unnamed()
-        elif self.num_sessions + beside >= self._limits.sessions:
+            self._check_unnamed(tenant)
+        elif not self._state.named.has_room(tenant, self._limits.sessions, beside + 1):
+            held = self._state.named.of(tenant)
             raise Overloaded(
-                f"there are {self.num_sessions} sessions, as many as may be; delete some",
+                f"there are {held} sessions, as many as may be; delete some",
                 retry_after_s=60.0,
-                sessions=self.num_sessions,
+                sessions=held,
             )
 
-    def _check_unnamed(self) -> None:
+    def _check_unnamed(self, tenant: str) -> None:
         """They are taken away some at a time: who makes them faster than that has to wait."""
-        most = 2 * self.max_unnamed
-        if self.num_unnamed >= most:
+        if not self._state.unnamed.has_room(tenant, 2 * self.max_unnamed):
+            held = self._state.unnamed.of(tenant)
             raise Overloaded(
-                f"there are {self.num_unnamed} sessions that run out by themselves, twice as many "
-                "as may stay; the oldest are being deleted",
+                f"there are {held} sessions that run out by themselves, twice as many as may "
+                "stay; the oldest are being deleted",
                 retry_after_s=1.0,
-                sessions=self.num_unnamed,
+                sessions=held,
             )
+
+    def _are_too_many(self, tenant: str) -> bool:
+        """Whether unnamed heads of the tenant are to make room: not while it has only its share."""
+        held = self._state.unnamed
+        is_past = held.of(tenant) > held.share(tenant, self.max_unnamed)
+        return held.total > self.max_unnamed and is_past
 
     def _branch(self, tenant: str, node: Node, history: str, now: float) -> Change:
+        self._check_unnamed(tenant)
         # A number that is never given again makes a name that nobody ever had.
-        number = self.reserve_node_id()
-        name = f"{UNNAMED_PREFIX}{format_node_id(node.record.node_id)}.{number}"
+        number = self.reserve_node_id(tenant)
+        name = f"{UNNAMED_PREFIX}{format_node_id(node.record.node_id)}.{number_of(number)}"
         head = fresh_head(tenant, name, node, history, now)
         transaction = Transaction(self._state)
         transaction.do(PutHead(head))
         transaction.journal(KeepIds(number + 1))
         return self._change(transaction, head)
 
-    def reserve_node_id(self) -> int:
-        """An id for a node to be added later; lost if it never is."""
-        node_id = self._next_node_id
-        self._next_node_id += 1
-        return node_id
+    def reserve_node_id(self, tenant: str) -> int:
+        """An id for a node of the tenant to be added later; lost if it never is."""
+        return self._ids.reserve(tenant)
 
     def _forget_keys(self, now: float) -> ForgetKeys:
         limits = self._limits

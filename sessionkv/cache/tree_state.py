@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 
 from sessionkv.cache.retention import Pin, Retention
 from sessionkv.cache.turns import UNNAMED_PREFIX, HeadId, Node
@@ -23,8 +23,10 @@ from sessionkv.types import (
     JournalOp,
     PutHead,
     PutNode,
+    TenantSessions,
     Tier,
 )
+from sessionkv.types.holdings import Holdings
 
 
 def is_unnamed(name: str) -> bool:
@@ -39,20 +41,21 @@ class TreeState:
         nodes: By id; with a node all its ancestors.
         heads: By tenant and name, the one used longest ago first.
         damaged: Sessions known to have a turn that cannot be read, and what that is.
-        num_named: Heads in the whole journal that stay until they are deleted.
-        num_unnamed: Heads in the whole journal that run out by themselves.
+        named: Heads in the whole journal that stay until they are deleted, by tenant.
+        unnamed: Heads in the whole journal that run out by themselves, by tenant.
         num_bytes: About what ``nodes`` take.
         pin_ends: Heap of (end of pin, head); entries whose head has another end by now are stale.
     """
 
-    def __init__(self, retention: Retention, *, num_named: int = 0, num_unnamed: int = 0) -> None:
-        """Nothing in memory of a journal with so many heads."""
+    def __init__(self, retention: Retention, tenants: Iterable[TenantSessions] = ()) -> None:
+        """Nothing in memory of a journal of these tenants."""
         self.retention = retention
         self.nodes: dict[int, Node] = {}
         self.heads: OrderedDict[HeadId, HeadRecord] = OrderedDict()
         self.damaged: dict[HeadId, str] = {}
-        self.num_named = num_named
-        self.num_unnamed = num_unnamed
+        tenants = tuple(tenants)
+        self.named = Holdings({of.tenant: of.num_named for of in tenants})
+        self.unnamed = Holdings({of.tenant: of.num_unnamed for of in tenants})
         self.num_bytes = 0
         self.pin_ends: list[tuple[float, HeadId]] = []
 
@@ -108,7 +111,9 @@ class TreeState:
                 break
             block_bytes = self.retention.block_bytes
             lacking.take_hashes(hashes, block_size=block_size, block_bytes=block_bytes)
-            self.retention.own(lacking.kept, lacking.pins, tenant=node.tenant)
+            self.retention.own(
+                lacking.kept, lacking.pins, tenant=node.tenant, part=lacking.record.node_id
+            )
 
     def attach_tail(self, node: Node, tail: BlockHash | None) -> None:
         """Give the node its tail key, in place of the one it had."""
@@ -122,7 +127,7 @@ class TreeState:
         self.keep_node(node)
         if node.parent is not None:
             node.parent.children += 1
-        self.retention.own(node.kept, tenant=node.tenant)
+        self.retention.own(node.kept, tenant=node.tenant, part=node.record.node_id)
         return DeleteNode(node.record.node_id)
 
     def _delete_node(self, node: Node, freed: list[BlockHash]) -> JournalOp:
@@ -130,7 +135,8 @@ class TreeState:
         if node.parent is not None:
             node.parent.children -= 1
         freed += reversed(node.excess)  # owned by nobody on its account
-        freed += reversed(self.retention.disown(node.kept, tenant=node.tenant))
+        kept = self.retention.disown(node.kept, tenant=node.tenant, part=node.record.node_id)
+        freed += reversed(kept)
         return PutNode(node.record)
 
     def _set_head(
@@ -173,20 +179,20 @@ class TreeState:
         return op
 
     def _count(self, head_id: HeadId, change: int) -> None:
-        if is_unnamed(head_id[1]):
-            self.num_unnamed += change
-        else:
-            self.num_named += change
+        tenant, name = head_id
+        (self.unnamed if is_unnamed(name) else self.named).add(tenant, change)
 
     def _watch_pin(self, head_id: HeadId, head: HeadRecord) -> None:
         if head.pin_expires_s is not None:
             heapq.heappush(self.pin_ends, (head.pin_expires_s, head_id))
 
     def _own_tail(self, node: Node) -> None:
-        self.retention.own(node.kept_tail, node.pins, tenant=node.tenant)
+        part = node.tail_part
+        self.retention.own(node.kept_tail, node.pins, tenant=node.tenant, part=part)
 
     def _disown_tail(self, node: Node, freed: list[BlockHash]) -> None:
-        freed += self.retention.disown(node.kept_tail, node.pins, tenant=node.tenant)
+        part = node.tail_part
+        freed += self.retention.disown(node.kept_tail, node.pins, tenant=node.tenant, part=part)
         if node.tail is not None and not node.keeps_tail:
             freed.append(node.tail)
 

@@ -5,14 +5,15 @@ Answered from what is in memory: a session has to be there with all its turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from sessionkv.cache.quotas import Part
 from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree_state import TreeState
 from sessionkv.cache.turns import HeadId, Node, SessionKeys, format_node_id
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import NodeNotFound, SessionDamaged, SessionNotFound, TurnKind
-from sessionkv.types import BlockHash, HeadRecord, NodeRecord, unpack_tokens
+from sessionkv.types import BlockHash, HeadRecord, NodeRecord, TenantSessions, unpack_tokens
 
 
 class TreeView:
@@ -23,12 +24,12 @@ class TreeView:
     """
 
     def __init__(
-        self, limits: LimitsConfig, retention: Retention, *, num_named: int, num_unnamed: int
+        self, limits: LimitsConfig, retention: Retention, tenants: Iterable[TenantSessions]
     ) -> None:
-        """Look at nothing of a journal with so many heads."""
+        """Look at nothing of a journal of these tenants."""
         self.retention = retention
         self._limits = limits
-        self._state = TreeState(retention, num_named=num_named, num_unnamed=num_unnamed)
+        self._state = TreeState(retention, tenants)
 
     def head(self, tenant: str, name: str) -> HeadRecord:
         """The session.
@@ -109,6 +110,12 @@ class TreeView:
             hashes += node.kept
         return hashes
 
+    def parts_of(self, node_id: int) -> list[Part]:
+        """What is retained of the log by the nodes that own it, its end first. O(turns)."""
+        node = self._node(node_id)
+        parts: list[Part] = [(node.tail_part, node.kept_tail)] if node.heads else []
+        return parts + [(above.record.node_id, above.kept) for above in node.up()]
+
     def keys_of(self, node_id: int) -> tuple[BlockHash, ...]:
         """Block keys the node owns: none past its session's budget."""
         return self._node(node_id).keys
@@ -155,7 +162,7 @@ class TreeView:
     @property
     def num_sessions(self) -> int:
         """Named heads of all tenants, those that are not in memory too."""
-        return self._state.num_named
+        return self._state.named.total
 
     @property
     def num_nodes(self) -> int:
@@ -164,8 +171,8 @@ class TreeView:
 
     @property
     def num_unnamed(self) -> int:
-        """Heads that run out by themselves, those that are not in memory too."""
-        return self._state.num_unnamed
+        """Heads of all tenants that run out by themselves, those that are not in memory too."""
+        return self._state.unnamed.total
 
     def _damaged(self, head_id: HeadId) -> SessionDamaged:
         what = self._state.damaged[head_id]

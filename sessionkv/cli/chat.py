@@ -10,7 +10,7 @@ import argparse
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -27,8 +27,6 @@ from sessionkv.types import FinishReason, SamplingParams
 if TYPE_CHECKING:
     from sessionkv.client import Client, TurnStream
 
-HISTORY_LINES = 1000
-
 
 def run(args: argparse.Namespace) -> int:
     """Chat until end of input, ``/quit`` or Ctrl-C at an empty prompt.
@@ -44,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         client = _client(args, stack)
         chat = Chat(client, sampling, keep_history=not args.no_history)
         chat.commands.switch(args.session, system=args.system)
+        stack.callback(chat.commands.leave)
         return 0 if chat.loop() else 1
 
 
@@ -134,23 +133,10 @@ class Chat:
         return all_well
 
     def _typed_lines(self) -> Iterator[str]:
-        """Lines from the terminal, with history and editing.
+        from sessionkv.cli.typed_lines import typed_lines
 
-        Ends at Ctrl-D, and at Ctrl-C where nothing is being typed; else that clears the line.
-        """
-        with _line_editing(self._keep_history) as typed:
-            while True:
-                try:
-                    line = input(f"{output.one_line(self.commands.session.name)}> ")
-                except EOFError:
-                    self._out.print()
-                    return
-                except KeyboardInterrupt:
-                    self._out.print()
-                    if not typed():
-                        return
-                    continue
-                yield line
+        path = user_cache_dir() / "chat_history" if self._keep_history else None
+        return typed_lines(lambda: f"{output.one_line(self.commands.session.name)}> ", path)
 
     def _turn(self, text: str) -> None:
         stream = self.commands.session.stream(text, sampling=self._sampling)
@@ -209,32 +195,3 @@ def _interrupt_cancels(stream: TurnStream) -> Iterator[None]:
             canceller.join()
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _line_editing(keep_history: bool) -> Iterator[Callable[[], str]]:
-    """Arrow keys and history over sessions, where this Python has readline.
-
-    Yields what says how far the line has been typed that was read last.
-    """
-    try:
-        import readline
-    except ImportError:
-        yield lambda: ""
-        return
-    if not keep_history:
-        yield readline.get_line_buffer
-        return
-    path = user_cache_dir() / "chat_history"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            readline.read_history_file(path)
-        yield readline.get_line_buffer
-    finally:
-        readline.set_history_length(HISTORY_LINES)
-        try:
-            readline.write_history_file(path)
-            path.chmod(0o600)
-        except OSError:
-            output.stderr().print("the chat's history could not be kept", style="dim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.console import Console
 from sessionkv.cli import output
 from sessionkv.cli.sessions import TIERS, print_info, sessions_table
 from sessionkv.cli.usage import WrongUsage
-from sessionkv.errors import InvalidRequest
+from sessionkv.errors import InvalidRequest, SessionKVError, SessionNotFound
 
 if TYPE_CHECKING:
     from sessionkv.client import Client, Session
@@ -23,7 +24,8 @@ HELP = """\
 /sessions        list sessions
 /switch NAME     open or resume another session
 /help, /quit     this list; the end (also Ctrl-D)
-Ctrl-C stops a reply, clears a line that is being typed, and ends the chat at an empty one"""
+Alt-Enter begins a new line; a pasted text is one message
+Ctrl-C stops a reply, clears what is being typed, and ends the chat at an empty prompt"""
 
 
 class ChatQuit(Exception):
@@ -37,6 +39,7 @@ class Commands:
         self._client = client
         self._console = console
         self._session: Session | None = None
+        self._is_made_here = False
 
     @property
     def session(self) -> Session:
@@ -51,12 +54,32 @@ class Commands:
 
     def switch(self, name: str, *, system: str | None = None, say_new: bool = False) -> None:
         """Open or resume a session, make it the current one, and say what was resumed."""
+        if self._session is not None and self._session.name == name:
+            return
+        self.leave()
+        self._is_made_here = not self._exists(name)
         self._session = self._client.open(name, system=system)
         turns = self._session.info().turns
         if turns:
             self._say(f"resumed {output.one_line(name)} after {output.count(turns, 'turn')}")
         elif say_new:
             self._say(f"new session {output.one_line(name)}")
+
+    def leave(self) -> None:
+        """Let go of the session; one that was made here and never used is removed."""
+        session, self._session = self._session, None
+        if session is None or not self._is_made_here:
+            return
+        with contextlib.suppress(SessionKVError):  # it may be gone, and so may the engine
+            if not session.info().turns:
+                session.close(keep=False)
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self._client.session(name).info()
+        except SessionNotFound:
+            return False
+        return True
 
     def run(self, line: str) -> None:
         """Carry out ``/command argument``.
@@ -76,7 +99,9 @@ class Commands:
             case "info":
                 print_info(self._console, self.session.info())
             case "fork":
-                self._session = self.session.fork(_required(argument, "/fork NAME"))
+                forked = self.session.fork(_required(argument, "/fork NAME"))
+                self.leave()
+                self._session, self._is_made_here = forked, False
                 self._say(f"now in {output.one_line(argument)}")
             case "rewind":
                 left = self.session.rewind(turns=_count(argument)).turns

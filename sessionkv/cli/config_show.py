@@ -20,8 +20,18 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(shown)
     else:
         rows = [
-            (name, "auto" if item["value"] is None else item["value"], item["source"])
-            for name, item in shown.items()
+            (name, _in_words(name, item["value"]), item["source"]) for name, item in shown.items()
         ]
         output.stdout().print(output.table(("field", "value", "from"), rows))
     return 0
+
+
+def _in_words(name: str, value: object) -> str:
+    if value is None:
+        return "auto"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    if name.endswith("_bytes"):
+        return output.size(value)
+    unit = {"s": " s", "ms": " ms"}.get(name.rpartition("_")[2], "")
+    return f"{value:,g}{unit}" if isinstance(value, float) else f"{value:,}{unit}"

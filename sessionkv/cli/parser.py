@@ -71,6 +71,11 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         default=[],
         help="let pages of this origin call the APIs (none)",
     )
+    parser.add_argument(
+        "--steady-prompts",
+        action="store_true",
+        help="put dates and reminders that agents move around where they cost no cache (off)",
+    )
     _add_endpoint(parser)
     parser.add_argument(
         "--keys", metavar="FILE", help="ask for one of this file's keys (`sessionkv keys add`)"
@@ -134,7 +139,9 @@ def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
     pin.add_argument("--ttl", type=float, metavar="SECONDS", help="how long (no end)")
     pin.add_argument("--priority", type=int, default=50, help="0 to 100; higher leaves later (50)")
     action("unpin", "take the pin off")
-    action("rm", "remove a session and what only it holds")
+    action("rm", "remove sessions and what only they hold", session=False).add_argument(
+        "session", nargs="+", help="names of the sessions"
+    )
     _add_transfer(actions)
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from sessionkv.cli import output
 from sessionkv.cli.connect import connect
 from sessionkv.cli.session_tree import nested, session_trees
+from sessionkv.errors import RequestError
 from sessionkv.types import Tier
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
         elif args.action == "ls":
             _print_list(client.sessions(args.prefix), args.prefix, as_json=args.json)
         elif args.action == "rm":
-            client.delete(args.session)
-            _print_removed(args.session, as_json=args.json)
+            _remove(client, args.session, as_json=args.json)
         else:
             info = _act(client, args)
             if args.json:
@@ -79,11 +79,30 @@ def _print_tree(client: Client, prefix: str, *, as_json: bool) -> None:
         output.stdout().print(tree)
 
 
-def _print_removed(name: str, *, as_json: bool) -> None:
+def _remove(client: Client, names: Sequence[str], *, as_json: bool) -> None:
+    """Remove all that can be; what went wrong with the others is said when these are gone.
+
+    Raises:
+        SessionKVError: The last thing that went wrong; what did before it is printed.
+    """
+    removed: list[str] = []
+    failed: list[RequestError] = []
+    for name in names:
+        try:
+            client.delete(name)
+        except RequestError as error:
+            failed.append(error)
+        else:
+            removed.append(name)
     if as_json:
-        output.print_json({"removed": name})
+        output.print_json({"removed": removed})
     else:
-        output.stdout().print(f"removed {output.one_line(name)}", markup=False)
+        for name in removed:
+            output.stdout().print(f"removed {output.one_line(name)}", markup=False)
+    for earlier in failed[:-1]:
+        output.stderr().print(earlier.message, markup=False)
+    if failed:
+        raise failed[-1]
 
 
 def sessions_table(sessions: Sequence[SessionInfo]) -> Table:

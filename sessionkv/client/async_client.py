@@ -285,6 +285,15 @@ class AsyncSession:
 
         return AsyncStream(self._client, self._core, start, self._leave)
 
+    async def count(
+        self, text: str | None = None, *, messages: Sequence[wire.ChatMessage] | None = None
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`turn` of the same would have now."""
+        if text is not None and messages is None:
+            messages = [{"role": "user", "content": text}]
+        value: dict[str, int] = await self._call(wire.Count, messages=messages)
+        return value["tokens"]
+
     async def fork(self, name: str, *, node: str | None = None) -> AsyncSession:
         """A new session that continues from the last completed turn, or from an earlier one."""
         await self._call(wire.Fork, name=name, node=node)

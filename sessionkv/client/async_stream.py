@@ -110,20 +110,22 @@ class AsyncStream(AsyncIterator[StreamEvent]):
                 return event
         return None
 
-    async def cancel(self, *, keep: bool = False) -> TurnResult | None:
+    async def cancel(self, *, keep: bool = False, chars: int | None = None) -> TurnResult | None:
         """End the turn and wait for that; the iteration is over then.
 
         May be called from another task than the iterating one.
 
         Args:
             keep: Commit what was generated so far instead of dropping it.
+            chars: Of that, only so many characters of the reply's text; what has ended by itself
+                stays whole.
 
         Returns:
             The turn as committed: with ``keep``, or when it had ended by itself; else None.
         """
         if self._awaited is not None and not self._left:
             self._cancelled = True
-            self._core.cancel(self._awaited.pending, keep=keep)
+            self._core.cancel(self._awaited.pending, keep=keep, chars=chars)
             async with self._reading:
                 while await self._next() is not None:
                     pass

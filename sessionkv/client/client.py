@@ -315,6 +315,15 @@ class Session:
         pending = self._submit(text, messages, tokens, options, stream=True)
         return Stream(self._client, self._core, pending, self._leave)
 
+    def count(
+        self, text: str | None = None, *, messages: Sequence[wire.ChatMessage] | None = None
+    ) -> int:
+        """Exactly how many prompt tokens :meth:`turn` of the same would have now."""
+        if text is not None and messages is None:
+            messages = [{"role": "user", "content": text}]
+        value: dict[str, int] = self._call(wire.Count, messages=messages)
+        return value["tokens"]
+
     def fork(self, name: str, *, node: str | None = None) -> Session:
         """A new session that continues from the last completed turn; costs no KV.
 

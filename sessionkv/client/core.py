@@ -100,10 +100,10 @@ class ClientCore:
                     raise
         return pending
 
-    def cancel(self, pending: Pending, *, keep: bool = False) -> None:
+    def cancel(self, pending: Pending, *, keep: bool = False, chars: int | None = None) -> None:
         """Ask the engine to end a turn; its terminal reply still comes."""
         if not pending.ended:
-            self._tell(Cancel, request=pending.request.id, keep=keep)
+            self._tell(Cancel, request=pending.request.id, keep=keep, chars=chars)
 
     def abandon(self, pending: Pending) -> None:
         """Cancel a turn that nobody will read on: its deltas are dropped, their credit returned."""

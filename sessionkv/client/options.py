@@ -17,6 +17,7 @@ class _Common(TypedDict, total=False):
     deadline_s: float | None
     priority: int
     progress: bool
+    deltas: bool
 
 
 class TurnOptions(_Common, total=False):
@@ -32,11 +33,17 @@ class TurnOptions(_Common, total=False):
         priority: Higher goes first.
         progress: Streams also hear how far the prompt is (:class:`PromptProgress`), the first time
             before anything of the reply.
+        deltas: Streams hear of the reply as it comes. Without, they have one event, the last one,
+            with all of it, at the cost of a turn that is no stream.
         metadata: Plain values, up to 64 KiB as JSON, that are kept with the turn and given back by
             ``session.node()``; nothing reads them.
+        changed_from: Name of the session whose conversation this one was before something was
+            changed that only a new session can have, such as its tools: the report of a first turn
+            with history ``follow`` says where they part.
     """
 
     metadata: Mapping[str, Any] | None
+    changed_from: str | None
     when_busy: Literal["error", "queue"]
 
 
@@ -53,6 +60,7 @@ class GenerateOptions(_Common, total=False):
         deadline_s: As for a turn.
         priority: As for a turn.
         progress: As for a turn.
+        deltas: As for a turn.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -65,8 +73,15 @@ def given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def given_turn(options: Mapping[str, object], **fields: Any) -> dict[str, Any]:
+def given_turn(
+    options: Mapping[str, object], *, stream: bool = False, **fields: Any
+) -> dict[str, Any]:
     """The fields and options of a turn or generation that are not None.
+
+    Args:
+        options: The client's.
+        stream: It is read as it comes, unless the options leave its deltas out.
+        **fields: Of the request.
 
     Raises:
         TypeError: An option is a field of the sampling parameters; it says where that belongs.
@@ -74,4 +89,5 @@ def given_turn(options: Mapping[str, object], **fields: Any) -> dict[str, Any]:
     for name in options:
         if name in _SAMPLING:
             raise TypeError(f"{name} belongs in sampling=SamplingParams({name}=...)")
-    return given(**fields, **options)
+    rest = {name: value for name, value in options.items() if name != "deltas"}
+    return given(stream=(stream and options.get("deltas", True)) or None, **fields, **rest)

@@ -66,19 +66,21 @@ class Stream(Iterator[StreamEvent]):
                 return event
         raise StopIteration
 
-    def cancel(self, *, keep: bool = False) -> TurnResult | None:
+    def cancel(self, *, keep: bool = False, chars: int | None = None) -> TurnResult | None:
         """End the turn and wait for that; the iteration is over then.
 
         May be called from another thread than the iterating one.
 
         Args:
             keep: Commit what was generated so far instead of dropping it.
+            chars: Of that, only so many characters of the reply's text; what has ended by itself
+                stays whole.
 
         Returns:
             The turn as committed: with ``keep``, or when it had ended by itself; else None.
         """
         self._cancelled = True
-        self._core.cancel(self._pending, keep=keep)
+        self._core.cancel(self._pending, keep=keep, chars=chars)
         with self._reading, contextlib.suppress(StopIteration):
             while True:
                 self._next()

@@ -16,6 +16,7 @@ from sessionkv.engine.exports import export
 from sessionkv.engine.messages import Call, CallDone, ImportSessions, OpenSession, SubmitTurn
 from sessionkv.engine.parts import CoreParts
 from sessionkv.engine.places import PlacesDesk
+from sessionkv.engine.rendering import check_kind, render_request
 from sessionkv.engine.stats import engine_stats
 from sessionkv.engine.turns import TurnDesk
 from sessionkv.errors import (
@@ -30,13 +31,15 @@ from sessionkv.ipc.reports import cache_to_map
 from sessionkv.store.answers import Checked, Held
 from sessionkv.store.questions import SessionPage
 from sessionkv.types import BlockHash, NodeRecord, SessionRow, Tier
+from sessionkv.types.node_ids import number_of
 from sessionkv.types.portable_tree import PortableTree
 
 
 def sessions_named(message: object) -> tuple[HeadId, ...]:
     """Sessions that a message of the front is about."""
     if isinstance(message, SubmitTurn):
-        return () if message.session is None else ((message.tenant, message.session),)
+        sessions = (message.session, message.changed_from)
+        return tuple((message.tenant, name) for name in sessions if name is not None)
     if isinstance(message, OpenSession):
         return ((message.tenant, message.session),)
     if isinstance(message, ImportSessions):
@@ -124,6 +127,8 @@ class CallDesk:
             elif isinstance(request, wire.Stats):
                 found = self._brief(tenant) if request.brief else self._stats(ask, now)
                 self._answer(CallDone(ask.call_id, found))
+            elif isinstance(request, wire.Count):
+                self._count(ask.call_id, (tenant, request.session or ""))
             elif isinstance(request, wire.Places):
                 self.places.ask(ask.call_id, (tenant, request.session))
             elif isinstance(request, wire.Flush):
@@ -267,16 +272,22 @@ class CallDesk:
         """Everything that is kept of one turn of a session, or of all up to it. O(turns)."""
         path = self._tree.path(self._tree.head(tenant, request.session).node_id)
         if request.node is not None:
-            node_id = parse_node_id(request.node)
-            places = [i for i, node in enumerate(path) if node.node_id == node_id]
+            number = parse_node_id(request.node)
+            places = [i for i, node in enumerate(path) if number_of(node.node_id) == number]
             if not places:
-                raise no_node(node_id)
+                raise no_node(number)
             path = path[: places[0] + 1]
         root = (path[0].node_id, path[0].incoming_blob)
         if request.path:
             turns = [self._describe_node(node, i) for i, node in enumerate(path)]
             return {"root": root, "path": turns}
         return {"root": root, **self._describe_node(path[-1], len(path) - 1)}
+
+    def _count(self, call_id: int, head_id: HeadId) -> None:
+        """Let the front count what a turn's prompt would be: it is told all that it consists of."""
+        check_kind(self._parts, self._tree.head(*head_id).node_id, raw=False)
+        asked = render_request(self._parts, call_id, head_id, with_path=True)
+        self._turns.out.append(asked)
 
     def _describe_node(self, record: NodeRecord, num_turns: int) -> dict[str, Any]:
         cache = self._turns.last_cache.get(record.node_id)

@@ -21,6 +21,7 @@ from sessionkv.engine.scheduler.sequence import Constraint
 from sessionkv.errors import Overloaded, SessionKVError, TurnFailed
 from sessionkv.text.folder import TextFiles
 from sessionkv.types import SamplingParams
+from sessionkv.types.holdings import Holdings
 
 if TYPE_CHECKING:
     from sessionkv.engine.grammar import GrammarCompiler
@@ -59,6 +60,13 @@ class _Waiting:
 
     def __len__(self) -> int:
         return len(self._tenants)
+
+    def num_of(self, tenant: str) -> int:
+        return len(self._by_tenant.get(tenant, ()))
+
+    def has_room(self, tenant: str, limit: int) -> bool:
+        held = Holdings({of: len(theirs) for of, theirs in self._by_tenant.items()})
+        return held.has_room(tenant, limit)
 
     def add(self, asked: _Asked) -> None:
         self._by_tenant.setdefault(asked.tenant, {})[asked.turn_id] = asked
@@ -102,7 +110,7 @@ class GrammarDesk:
             text: The model's text folder, or what one would hold.
             vocab_size: Of its logits.
             inbox: Gets the answers.
-            max_waiting: Most grammars that wait to be compiled.
+            max_waiting: Most grammars that wait to be compiled, shared by tenants.
         """
         self._text, self._vocab_size = text, vocab_size
         self._inbox = inbox
@@ -119,11 +127,11 @@ class GrammarDesk:
         """Have a turn's grammar compiled.
 
         Raises:
-            Overloaded: Too many wait for that.
+            Overloaded: Too many wait for that, and the tenant has its share of them.
         """
         with self._changed:
-            waiting = len(self._waiting)
-            if waiting >= self._max_waiting:
+            if not self._waiting.has_room(tenant, self._max_waiting):
+                waiting = self._waiting.num_of(tenant)
                 raise Overloaded(f"{waiting} grammars wait to be compiled", queued=waiting)
             self._waiting.add(_Asked(turn_id, tenant, sampling, stop_token_ids))
             self._changed.notify()

@@ -67,6 +67,7 @@ class SubmitTurn:
         claim: Its idempotency key, None without one.
         wants_progress: Somebody hears how far its prompt is (:class:`TurnProgress`).
         prompt_logprobs: See :class:`~sessionkv.types.SequenceStart`.
+        changed_from: Session whose conversation this one was before it was changed, None for none.
     """
 
     turn_id: int
@@ -85,6 +86,7 @@ class SubmitTurn:
     claim: KeyClaim | None = None
     wants_progress: bool = False
     prompt_logprobs: int | None = None
+    changed_from: str | None = None
 
     @property
     def reads_cache(self) -> bool:
@@ -122,6 +124,7 @@ class RenderTurn:
         created_s: When the session was opened; clocks in templates stand still there.
         path: Root to head, where the front asked for it by :class:`PathWanted` or must have it.
         foreign: The log's ids are of another tokenizer: the whole path is encoded anew, once.
+        changed_from: Path of the conversation that this one was, where the session has no turn yet.
     """
 
     turn_id: int
@@ -134,6 +137,7 @@ class RenderTurn:
     created_s: float
     path: tuple[NodeText, ...] = ()
     foreign: bool = False
+    changed_from: tuple[NodeText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,30 +5,60 @@ Core thread only.
 
 from __future__ import annotations
 
-from sessionkv.engine.active_turn import ActiveTurn
+from sessionkv.cache.turns import HeadId
 from sessionkv.engine.messages import NodeText, RenderTurn
 from sessionkv.engine.parts import CoreParts
-from sessionkv.errors import TurnKind
-from sessionkv.types import NodeRecord, unpack_tokens
+from sessionkv.errors import SessionDamaged, SessionNotFound, TurnKind
+from sessionkv.types import HeadRecord, NodeRecord, unpack_tokens
 
 
-def render_request(parts: CoreParts, turn: ActiveTurn, *, with_path: bool) -> RenderTurn:
-    """The question for the ids that the turn adds to its session's head. O(path)."""
-    ask = turn.ask
-    head = parts.tree.head(ask.tenant, ask.session or "")
-    path = parts.tree.path(turn.base_id)
+def render_request(
+    parts: CoreParts,
+    turn_id: int,
+    head_id: HeadId,
+    *,
+    with_path: bool,
+    changed_from: str | None = None,
+) -> RenderTurn:
+    """The question for the ids that a turn adds to its session's head. O(path).
+
+    Args:
+        parts: The engine's.
+        turn_id: The turn's, or that of the call that only counts them.
+        head_id: The session.
+        with_path: Also what the session consists of.
+        changed_from: The session of the conversation that a new one was, where it was another.
+
+    Raises:
+        SessionNotFound: There is none.
+    """
+    head = parts.tree.head(*head_id)
+    path = parts.tree.path(head.node_id)
     return RenderTurn(
-        turn_id=ask.turn_id,
+        turn_id=turn_id,
         root_id=path[0].node_id,
         root_blob=path[0].incoming_blob,
-        node_id=turn.base_id,
+        node_id=head.node_id,
         num_turns=len(path) - 1,
         closed=path[-1].closed,
         history=head.history,
         created_s=path[0].created_s,
         path=tuple(map(_node_text, path)) if with_path else (),
-        foreign=is_foreign(parts, turn.base_id),
+        foreign=is_foreign(parts, head.node_id),
+        changed_from=_changed_from(parts, head, changed_from) if len(path) == 1 else (),
     )
+
+
+def _changed_from(parts: CoreParts, head: HeadRecord, name: str | None) -> tuple[NodeText, ...]:
+    """The path of the conversation that a new one was; none where it cannot be compared with."""
+    if name is None or head.history != "follow":
+        return ()
+    try:
+        node_id = parts.tree.head(head.tenant, name).node_id
+        path = parts.tree.path(node_id)
+    except (SessionNotFound, SessionDamaged):
+        return ()
+    return () if is_foreign(parts, node_id) else tuple(map(_node_text, path))
 
 
 def check_kind(parts: CoreParts, node_id: int, *, raw: bool) -> None:

@@ -184,13 +184,25 @@ class TurnDesk:
             return
         turn.phase = Phase.RENDERING
         with_path = head.history == "follow" or is_foreign(self._parts, head.node_id)
-        self.out.append(render_request(self._parts, turn, with_path=with_path))
+        self._ask_to_render(turn, with_path=with_path)
+
+    def _ask_to_render(self, turn: ActiveTurn, *, with_path: bool) -> None:
+        ask = turn.ask
+        head_id = (ask.tenant, ask.session or "")
+        asked = render_request(
+            self._parts,
+            ask.turn_id,
+            head_id,
+            with_path=with_path,
+            changed_from=ask.changed_from,
+        )
+        self.out.append(asked)
 
     def send_path(self, turn_id: int) -> None:
         """The front needs the whole path to render."""
         turn = self.active.get(turn_id)
         if turn is not None and turn.phase is Phase.RENDERING:
-            self.out.append(render_request(self._parts, turn, with_path=True))
+            self._ask_to_render(turn, with_path=True)
 
     def rendered(self, message: TurnRendered, now: float) -> None:
         """The front has the ids: run them."""
@@ -350,7 +362,7 @@ class TurnDesk:
         if sequence is None or event.finish is None:
             raise TurnFailed("the turn has no sequence")
         if turn.ask.session is not None:
-            turn.node_id = tree.reserve_node_id()
+            turn.node_id = tree.reserve_node_id(turn.ask.tenant)
         miss, missed = explain_misses(turn, self._parts)
         cache = replace(sequence.report(), miss=miss, miss_tokens=missed)
         turn.phase = Phase.JUDGING
@@ -453,8 +465,7 @@ class TurnDesk:
         if tree.retention.quotas.limits(tenant).is_empty:
             return
         with suppress(NodeNotFound):  # deleted while its turn was on its way to the journal
-            log = (*tree.kept_hashes_of(node_id), *tree.keys_of(node_id)[-1:])
-            tree.retention.used(log, tenant=tenant)
+            tree.retention.used(tree.parts_of(node_id), tenant=tenant)
 
     def _forget_grammar(self, turn: ActiveTurn) -> None:
         if turn.awaits_grammar:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from sessionkv.errors import SessionKVError
 from sessionkv.gateway import admin, health, metrics, page_files
 from sessionkv.gateway.anthropic import messages
+from sessionkv.gateway.at_work import RequestShares
 from sessionkv.gateway.bodies import BodyLimits
 from sessionkv.gateway.errors import DOCUMENTED, Problem, invalid_body, problem_response
 from sessionkv.gateway.guard import Guard
@@ -58,7 +59,13 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         docs_url=None,  # those pages load scripts from elsewhere; /openapi.json is what they show
         redoc_url=None,
     )
-    app.add_middleware(BodyLimits, bounds=services, pause_s=settings.body_pause_s)
+    app.add_middleware(
+        BodyLimits,
+        bounds=services,
+        pause_s=settings.body_pause_s,
+        bytes_per_s=settings.body_bytes_per_s,
+    )
+    app.add_middleware(RequestShares, most=max(1, settings.connections // 4))
     app.add_middleware(
         Guard, admission=services, hosts=settings.hosts, origins=settings.cors_origins
     )

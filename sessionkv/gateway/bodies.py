@@ -29,17 +29,19 @@ class Bounds(Protocol):
 class BodyLimits:
     """ASGI middleware; ends requests whose body is too large or does not come."""
 
-    def __init__(self, app: ASGIApp, *, bounds: Bounds, pause_s: float) -> None:
+    def __init__(self, app: ASGIApp, *, bounds: Bounds, pause_s: float, bytes_per_s: int) -> None:
         """In front of an application.
 
         Args:
             app: The application.
             bounds: Asked for each request.
             pause_s: Longest time between two pieces of a body.
+            bytes_per_s: A body may take one such pause and the time that it takes at this rate.
         """
         self._app = app
         self._bounds = bounds
         self._pause_s = pause_s
+        self._bytes_per_s = bytes_per_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -56,12 +58,13 @@ class BodyLimits:
             return
         received = 0
         is_whole = False
+        began = asyncio.get_running_loop().time()
 
         async def limited() -> Message:
             nonlocal received, is_whole
             if is_whole:  # what is left to come is the client's leaving, whenever that is
                 return await receive()
-            message = await self._piece(receive)
+            message = await self._piece(receive, began + received / self._bytes_per_s)
             received += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             if received > most:
@@ -70,12 +73,20 @@ class BodyLimits:
 
         await self._app(scope, limited, send)
 
-    async def _piece(self, receive: Receive) -> Message:
+    async def _piece(self, receive: Receive, expected: float) -> Message:
+        """The next piece; by when so much was expected at the least rate, the bound is on pauses.
+
+        Pieces that come one by one cannot draw a body out: together they have one pause.
+        """
+        now = asyncio.get_running_loop().time()
+        until = min(now, expected) + self._pause_s
         try:
-            async with asyncio.timeout(self._pause_s):
+            async with asyncio.timeout_at(until):
                 return await receive()
         except TimeoutError:
             why = f"nothing came of the body for {self._pause_s:g} s"
+            if until < now + self._pause_s:
+                why = f"the body came more slowly than {self._bytes_per_s} bytes a second"
             raise HTTPException(408, why, _CLOSE) from None
         except asyncio.CancelledError:  # only the server's end cancels a request that is still read
             raise HTTPException(503, "the server ends", _CLOSE) from None

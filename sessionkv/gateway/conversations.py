@@ -1,10 +1,12 @@
 """Sessions for clients that keep none: a committed exchange is one, named by its conversation.
 
-The name is ``~http:chat:`` and the digest of the conversation up to and with the answer. A request
-is matched by looking for the longest part of its conversation that ends with an answer and whose
-digest names a session; a copy of that session, which costs nothing, is continued with the whole
-conversation under history ``follow``, and afterwards has the new conversation's name. So matching
-is by content, works across restarts, and rests on no key that a client may forget or share.
+The name is ``~http:chat:``, the digest of the conversation up to and with the answer, and that of
+its system prompt and tools. A request is matched by looking for the longest part of its
+conversation that ends with an answer and whose digests name a session; a copy of that session,
+which costs nothing, is continued with the whole conversation under history ``follow``, and
+afterwards has the new conversation's name. So matching is by content, works across restarts, and
+rests on no key that a client may forget or share. Where nothing is found, a session of the same
+messages under another system prompt or other tools is what the prompt is compared with.
 
 An answer ends for its client when its session has the name: whoever has seen the end finds the
 exchange, though the engine be killed the instant after.
@@ -22,12 +24,12 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-from sessionkv.client import AsyncClient, StreamEvent, TurnResult
+from sessionkv.client import AsyncClient, StreamEvent
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import (
     ConnectionLost,
@@ -38,6 +40,10 @@ from sessionkv.errors import (
     SessionNotFound,
 )
 from sessionkv.gateway.early_end import until
+from sessionkv.gateway.place_memory import PlaceMemory
+from sessionkv.gateway.recent import Recent
+from sessionkv.gateway.rewriting import Steady, steady
+from sessionkv.gateway.rewriting_places import put_back
 from sessionkv.gateway.transcript import Message, Transcript
 
 _log = logging.getLogger(__name__)
@@ -45,12 +51,11 @@ _log = logging.getLogger(__name__)
 NAMES = "~http:chat:"
 RUNNING = "~http:turn:"
 """Names of sessions while their turn runs."""
+_ROOT_CHARS = 32
 MAX_KNOWN = 20_000
 """Names of which it is remembered that they are there: what is not is tried all the same."""
 MAX_TRIES = 4
 """Sessions that are asked for, one after the other, before a conversation counts as new."""
-MAX_LABELS = 1_000
-"""Conversations of which it is remembered how they went, to tell what changed in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,62 +67,57 @@ class Keeping:
         tier: Where its cache is wanted, None for no wish.
         ttl_s: How long.
         label: The client's own name of the conversation; None is how it begins.
+        is_steady: What agents move around in it is put where it costs no cache; None is as the
+            gateway is set.
     """
 
     is_helper: bool = False
     tier: str | None = None
     ttl_s: float | None = None
     label: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Latest:
-    """The last exchange under a label, to tell what a client has changed since."""
-
-    name: str
-    tools: str
-    digests: tuple[str, ...]
-
-    def parted_from(self, digests: Sequence[str]) -> bool:
-        """Whether the two differ before either ends."""
-        return any(one != other for one, other in zip(self.digests, digests, strict=False))
+    is_steady: bool | None = None
 
 
 class Conversations:
     """What exchanges there are, as far as is known here, and the making of new ones."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, *, is_steady: bool = False) -> None:
         """Know of nothing; the client stays the caller's."""
         self.client = client
+        self._is_steady = is_steady
+        self.places = PlaceMemory(client)
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._latest: OrderedDict[str, _Latest] = OrderedDict()  # by label
+        self._recent = Recent()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, transcript: Transcript, keeping: Keeping) -> Exchange:
         """An exchange that continues what is known of its conversation."""
-        names = [NAMES + digest for digest in reversed(transcript.digests())]
+        is_steady = self._is_steady if keeping.is_steady is None else keeping.is_steady
+        found = Steady(transcript, ())
+        if is_steady and not keeping.is_helper:
+            found = steady(transcript)
+        exchange = Exchange(self, found, keeping, is_steady=is_steady)
+        self._match(exchange, found.transcript, keeping)
+        return exchange
+
+    def _match(self, exchange: Exchange, transcript: Transcript, keeping: Keeping) -> None:
+        """Say which sessions an exchange may go on from, or else is to be compared with."""
+        names = [_name(transcript, digest) for digest in reversed(transcript.digests())]
         known = [name for name in names if name in self._known]
         # The longest may be of an earlier run of the gateway, and so may all where none is known.
         tried = dict.fromkeys([*names[:1], *known, *names[1:MAX_TRIES]])
-        parted = self._parted(transcript, keeping, names, known)
-        return Exchange(
-            self, transcript, keeping, [*([parted] if parted else []), *tried][: MAX_TRIES + 1]
-        )
-
-    def _parted(
-        self, transcript: Transcript, keeping: Keeping, names: list[str], known: list[str]
-    ) -> str | None:
-        """The exchange that a client has changed: following it, the engine can say where.
-
-        Only one that goes on from what is known, so that nothing is found less for it.
-        """
-        latest = self._latest.get(keeping.label or transcript.opening)
-        if latest is None or latest.name not in self._known or not (names or keeping.label):
-            return None
-        digests = transcript.all_digests()
-        goes_on = not known or known[0].removeprefix(NAMES) in latest.digests
-        is_same = latest.tools == transcript.tools_digest
-        return latest.name if is_same and goes_on and latest.parted_from(digests) else None
+        changed = self._recent.changed(transcript, keeping.label)
+        exchange.candidates = [*tried]
+        if changed is None or changed.name not in self._known:
+            return
+        if changed.root != transcript.root:
+            exchange.changed_from = changed.name
+            return
+        # Following it, the engine can say where it was changed. Only where it goes on from what is
+        # known, so that nothing is found less for it.
+        goes_on = not known or _digest(known[0]) in changed.digests
+        first = [changed.name] if goes_on else []
+        exchange.candidates = [*first, *tried][: MAX_TRIES + 1]
 
     def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have something done whoever goes on waiting for it; :meth:`settle` does."""
@@ -144,14 +144,20 @@ class Conversations:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def answered(self, name: str, transcript: Transcript, keeping: Keeping) -> None:
-        """The exchange of that name is the last one under its label."""
-        label = keeping.label or transcript.opening
-        digests = (*transcript.all_digests(), name.removeprefix(NAMES))
-        self._latest[label] = _Latest(name, transcript.tools_digest, digests)
-        self._latest.move_to_end(label)
-        if len(self._latest) > MAX_LABELS:
-            self._latest.popitem(last=False)
+    def answered(self, transcript: Transcript, reply: Message, keeping: Keeping) -> str:
+        """An exchange is the last one of its conversation; the name of its session."""
+        name = _name(transcript, transcript.with_answer(reply)[1])
+        self.used(name)
+        self._recent.put(name, transcript, reply, keeping.label)
+        return name
+
+    async def same_messages(self, transcript: Transcript) -> str | None:
+        """A session with the same messages under another system prompt or other tools."""
+        digests = transcript.digests()
+        if not digests:
+            return None
+        page = await self.client.session_page(f"{NAMES}{digests[-1]}.", limit=1)
+        return page.sessions[0].name if page.sessions else None
 
     async def name(
         self, running: str, name: str, keeping: Keeping, *, after: str | None = None
@@ -210,57 +216,79 @@ class Conversations:
 
 
 class Exchange:
-    """One request's turn. Run it once, then :meth:`keep` it, and :meth:`close` it always.
+    """One request's turn. :meth:`stream` it once, :meth:`keep` it, and :meth:`close` it always.
 
     Attributes:
+        candidates: Sessions to go on from, the best one first.
+        changed_from: Where there is none of them, the session to compare with.
         continues: Name of the session that it continues, None for a new conversation.
-        is_over: Asked behind each event of a stream: whether the turn is to end there, with what
-            was generated so far.
+        ends_at: Asked behind each event: after how many characters of the reply the answer is over
+            for its client, where the turn ends; None as long as it is not.
     """
 
     def __init__(
         self,
         conversations: Conversations,
-        transcript: Transcript,
+        found: Steady,
         keeping: Keeping,
-        candidates: list[str],
+        *,
+        is_steady: bool,
     ) -> None:
-        """Made by :meth:`Conversations.begin`; ``candidates`` are sessions, the best one first."""
+        """Made by :meth:`Conversations.begin`."""
         self._all = conversations
-        self._transcript = transcript
+        self._found = found
+        self._transcript = found.transcript
+        self._placed = put_back(found, ())
+        self._is_steady = is_steady
         self._keeping = keeping
-        self._candidates = candidates
+        self.candidates: list[str] = []
+        self.changed_from: str | None = None
         self._running: str | None = None
         self._naming: asyncio.Task[None] | None = None
         self.continues: str | None = None
-        self.is_over: Callable[[], bool] = _never
+        self.ends_at: Callable[[], int | None] = _never
 
-    async def run(self, **options: Unpack[TurnOptions]) -> TurnResult:
-        """Run the turn and wait for its end.
-
-        Raises:
-            SessionKVError: It failed.
-        """
-        result = None
-        async for event in self._events(options, stream=False):
-            result = event.result
-        if result is None:
-            raise SessionKVError("the turn ended without a result")
-        return result
+    @property
+    def rewrites(self) -> Sequence[Mapping[str, str]]:
+        """What the model saw elsewhere than the client has it, once the turn has begun."""
+        return self._placed.rewrites
 
     async def stream(self, **options: Unpack[TurnOptions]) -> AsyncGenerator[StreamEvent, None]:
-        """Run the turn piece by piece; closing the generator cancels it.
+        """Run the turn; closing the generator cancels it.
 
         Raises:
             SessionKVError: It failed.
         """
-        asked: TurnOptions = {**options, "progress": True}
-        events = self._events(asked, stream=True)
-        try:
-            async for event in events:
-                yield event
-        finally:
-            await events.aclose()
+        if self._keeping.is_helper:
+            async with aclosing(self._generation(options)) as events:
+                async for event in events:
+                    yield event
+            return
+        for name in (*self.candidates, None):
+            if name is None:
+                other = self.changed_from or await self._all.same_messages(self._transcript)
+                options["changed_from"] = other
+            try:
+                async with aclosing(self._turn(name, options)) as events:
+                    async for event in events:
+                        yield self._located(event)
+                return
+            except _Stale:
+                continue
+
+    async def count(self) -> int:
+        """How many prompt tokens its turn would have, were it run now.
+
+        Raises:
+            SessionKVError: They cannot be counted.
+        """
+        client, messages = self._all.client, list(self._transcript.messages)
+        for name in () if self._keeping.is_helper else self.candidates:
+            try:
+                return await client.session(name).count(messages=messages)
+            except (SessionNotFound, SessionDamaged):
+                self._all.forget(name)
+        return await client.count(messages=messages, tools=self._transcript.tools)
 
     def keep(self, reply: Message) -> None:
         """Begin to name the session by its conversation, whatever becomes of the client.
@@ -271,9 +299,9 @@ class Exchange:
         if self._running is None:
             return
         running, self._running = self._running, None
-        name = NAMES + self._transcript.answered(reply)
-        self._all.used(name)
-        self._all.answered(name, self._transcript, self._keeping)
+        name = self._all.answered(self._transcript, reply, self._keeping)
+        if self._is_steady:
+            self._all.places.put(name, self._placed.places)
         naming = self._all.name(running, name, self._keeping, after=self.continues)
         self._naming = self._all.later(naming)
         self._naming.add_done_callback(_heard)
@@ -295,45 +323,22 @@ class Exchange:
             running, self._running = self._running, None
             self._all.later(self._all._delete(running))
 
-    async def _events(
-        self, options: TurnOptions, *, stream: bool
-    ) -> AsyncGenerator[StreamEvent, None]:
-        if self._keeping.is_helper:
-            events = self._generate(options, stream=stream)
-            try:
-                async for event in events:
-                    yield event
-            finally:
-                await events.aclose()
-            return
-        for name in (*self._candidates, None):
-            events = self._turn(name, options, stream=stream)
-            try:
-                async for event in events:
-                    yield event
-                return
-            except _Stale:
-                continue
-            finally:
-                await events.aclose()
+    def _located(self, event: StreamEvent) -> StreamEvent:
+        """With a miss told in the request's own terms."""
+        if event.result is None:
+            return event
+        cache = event.result.cache
+        cache = replace(cache, miss=self._placed.transcript.located(cache.miss))
+        return replace(event, result=replace(event.result, cache=cache))
 
-    async def _generate(
-        self, options: TurnOptions, *, stream: bool
-    ) -> AsyncGenerator[StreamEvent, None]:
+    def _generation(self, options: TurnOptions) -> AsyncGenerator[StreamEvent, None]:
         rest: Any = {k: v for k, v in options.items() if k != "when_busy"}
         messages, tools = list(self._transcript.messages), self._transcript.tools
-        client = self._all.client
-        if not stream:
-            result = await client.generate(messages=messages, tools=tools, **rest)
-            yield StreamEvent(result=result)
-            return
-        running = client.stream_generate(messages=messages, tools=tools, **rest)
-        async with aclosing(until(running, self.is_over)) as events:
-            async for event in events:
-                yield event
+        running = self._all.client.stream_generate(messages=messages, tools=tools, **rest)
+        return until(running, self.ends_at)
 
     async def _turn(
-        self, name: str | None, options: TurnOptions, *, stream: bool
+        self, name: str | None, options: TurnOptions
     ) -> AsyncGenerator[StreamEvent, None]:
         """A turn of a copy of the named session, or of a new one.
 
@@ -344,20 +349,21 @@ class Exchange:
             SessionKVError: The turn failed, or the session could not be made.
         """
         client = self._all.client
+        if self._is_steady:
+            earlier = () if name is None else await self._all.places.of(name)
+            self._placed = put_back(self._found, earlier)
+            options["metadata"] = self._placed.metadata
         running = self._running = RUNNING + secrets.token_hex(12)
         self.continues = name
         made = asyncio.ensure_future(self._make(name, running))
         await asyncio.sleep(0)  # it sends its request
         session = client.session(running)
-        messages = list(self._transcript.messages)
+        messages = list(self._placed.transcript.messages)
         try:
-            if stream:
-                turn = session.stream(messages=messages, **options)
-                async with aclosing(until(turn, self.is_over)) as events:
-                    async for event in events:
-                        yield event
-            else:
-                yield StreamEvent(result=await session.turn(messages=messages, **options))
+            turn = session.stream(messages=messages, **options)
+            async with aclosing(until(turn, self.ends_at)) as events:
+                async for event in events:
+                    yield event
             await made
         except SessionNotFound:
             self._running = None
@@ -384,8 +390,16 @@ class Exchange:
             raise _Stale from None
 
 
-def _never() -> bool:
-    return False
+def _name(transcript: Transcript, digest: str) -> str:
+    return f"{NAMES}{digest}.{transcript.root[:_ROOT_CHARS]}"
+
+
+def _digest(name: str) -> str:
+    return name.removeprefix(NAMES).partition(".")[0]
+
+
+def _never() -> None:
+    return None
 
 
 class _Stale(Exception):

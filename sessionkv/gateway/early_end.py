@@ -1,4 +1,8 @@
-"""Ends a turn where what it says is over for its client, before the model ends it."""
+"""Ends a turn where what it says is over for its client, before the model ends it.
+
+What is committed ends there too, to the character: the client sends it back as it was told it, and
+is found.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from sessionkv.errors import TurnFailed
 
 
 async def until(
-    running: AsyncStream, is_over: Callable[[], bool]
+    running: AsyncStream, ends_at: Callable[[], int | None]
 ) -> AsyncGenerator[StreamEvent, None]:
-    """A turn's events until it ends, or may end; what was generated is committed then.
+    """A turn's events until it ends, or may end; what was said up to there is committed then.
 
     Args:
         running: The turn; ended with the generator.
-        is_over: Asked behind each event.
+        ends_at: Asked behind each event: after how many characters of the reply it is over; None
+            as long as it is not.
 
     Raises:
         SessionKVError: The turn failed.
@@ -23,8 +28,8 @@ async def until(
     async with running as events:
         async for event in events:
             yield event
-            if event.result is None and is_over():
-                kept = await events.cancel(keep=True)
+            if event.result is None and (chars := ends_at()) is not None:
+                kept = await events.cancel(keep=True, chars=chars)
                 if kept is None:
                     raise TurnFailed("the turn could not be ended where it was over")
                 yield StreamEvent(result=kept)

@@ -6,10 +6,12 @@ Where the model thinks before it answers, its thoughts may come first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sessionkv.errors import InvalidRequest
 from sessionkv.types.grammars import Grammar
 from sessionkv.types.reply_style import ReplyStyle
 
@@ -45,6 +47,27 @@ class Demand:
         if self.schema is not None:
             starts, rules = [*starts, "answer"], [*rules, f"answer: {_json(self.schema)}"]
         return {"lark": "\n".join(_behind_thoughts(" | ".join(starts), rules, style))}
+
+    @contextmanager
+    def naming(self, form: str) -> Iterator[None]:
+        """Around what may find fault with the grammar: named is the field that demanded it.
+
+        Args:
+            form: The API's field of the schema.
+
+        Raises:
+            InvalidRequest: Of that field, or of ``tools`` where calls alone are demanded.
+        """
+        try:
+            yield
+        except InvalidRequest as error:
+            field = str(error.details["field"])
+            if not field.startswith("sampling.grammar"):
+                raise
+            name = "tools" if self.schema is None else form
+            found, allowed = error.details["value"], error.details["allowed"]
+            message = error.message.replace(field, name, 1)
+            raise InvalidRequest(name, found, allowed, message=message) from None
 
 
 ANY_JSON = Demand(schema=_ANY_OBJECT)

@@ -29,6 +29,9 @@ from sessionkv.gateway.errors import NO_KEY, Problem, problem_of
 OPEN_PATHS = frozenset({"/health", "/"})
 OPEN_FOLDER = "/page/"
 """Served to whoever asks, and saying nothing of anybody: the page is what asks for a key."""
+TENANT = "sessionkv.tenant"
+"""Of a request that was let in, in its scope."""
+NOBODY = ""
 _CHALLENGE = 'Bearer realm="sessionkv"'
 _ASK_A_PERSON = f'{_CHALLENGE}, Basic realm="sessionkv"'
 """Has a browser ask: for what somebody opens in it, not for what a page fetches."""
@@ -43,8 +46,8 @@ class Admission(Protocol):
         """Whether the engine has keys."""
         ...
 
-    async def admit(self, key: str) -> None:
-        """See that the engine knows a key.
+    async def admit(self, key: str) -> str:
+        """See that the engine knows a key; whose it is.
 
         Raises:
             Unauthorized: It does not.
@@ -85,33 +88,34 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
-        problem = await self._problem(scope["path"], headers)
-        if problem is None:
+        found = await self._admitted(scope["path"], headers)
+        if isinstance(found, str):
+            scope[TENANT] = found
             await self._app(scope, receive, send)
             return
-        response = problem.response(scope["path"])
-        if problem.status == 401:
+        response = found.response(scope["path"])
+        if found.status == 401:
             is_opened = "text/html" in headers.get("accept", "")
             response.headers["WWW-Authenticate"] = _ASK_A_PERSON if is_opened else _CHALLENGE
         await response(scope, receive, send)
 
-    async def _problem(self, path: str, headers: Headers) -> Problem | None:
+    async def _admitted(self, path: str, headers: Headers) -> Problem | str:
+        """Whose a request is, nobody's where no key is asked for; or why it is not let in."""
         if not self._is_own_page(headers):
             return Problem(403, "origin_refused", "pages of another origin may not call this")
         if not self._admission.asks_for_keys:
             if self._is_own_host(headers.get("host", "")):
-                return None
+                return NOBODY
             return Problem(403, "host_refused", "this server is not known by that name")
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
-            return None
+            return NOBODY
         key = key_of(headers)
         if key is None:
             return NO_KEY
         try:
-            await self._admission.admit(key)
+            return await self._admission.admit(key)
         except SessionKVError as error:
             return problem_of(error)
-        return None
 
     def _is_own_host(self, host: str) -> bool:
         name = _hostname(host)

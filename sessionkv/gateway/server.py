@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 import uvicorn
 
 from sessionkv.gateway.app import create_app
+from sessionkv.gateway.connections import BoundedConfig, ConnectionBounds, most_connections
 from sessionkv.gateway.settings import GatewaySettings
 
 GRACE_S = 2
@@ -25,13 +26,18 @@ class GatewayServer(uvicorn.Server):
             settings: The gateway's.
             on_ready: Called once, in the event loop, when requests may come.
         """
-        config = uvicorn.Config(
+        bounds = ConnectionBounds(
+            most_connections(settings.connections), settings.header_s, settings.unread_s
+        )
+        config = BoundedConfig(
             create_app(settings),
+            bounds,
             lifespan="on",
             ws="none",  # else an upgrade is answered before the guard has seen the request
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=settings.idle_s,
             timeout_graceful_shutdown=GRACE_S,
         )
         super().__init__(config)

@@ -65,7 +65,9 @@ class Services:
     def __init__(self, settings: GatewaySettings) -> None:
         """Connect to nobody yet."""
         self.settings = settings
-        self._clients = ClientPool(settings.endpoint, most=settings.clients)
+        self._clients = ClientPool(
+            settings.endpoint, most=settings.clients, is_steady=settings.steady_prompts
+        )
         self._model: ServedModel | None = None
 
     async def start(self) -> None:
@@ -104,14 +106,14 @@ class Services:
         most = self.settings.body_bytes
         return most if frame_bytes is None else min(most, frame_bytes)
 
-    async def admit(self, key: str) -> None:
-        """See that the engine knows a key.
+    async def admit(self, key: str) -> str:
+        """See that the engine knows a key; whose it is.
 
         Raises:
             ConnectionLost: No engine is there.
             Unauthorized: It does not.
         """
-        await self._clients.get(key)
+        return (await self._clients.get(key)).tenant
 
     async def own_client(self) -> AsyncClient:
         """The gateway's own connection, which sees nobody's sessions.

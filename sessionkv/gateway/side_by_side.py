@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _QUEUED = 64
 """Events of a request that wait for its reader; past them its turns' own queues fill."""
-
-
-async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order; the first failure cancels the rest and is raised."""
-    if len(work) == 1:
-        return [await work[0]]
-    tasks = [asyncio.ensure_future(item) for item in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        await _end(tasks)
 
 
 async def merged(

@@ -12,9 +12,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
+
+from sessionkv.types import MissReport
 
 Message = Mapping[str, Any]
 _THOUGHTS = re.compile(r"\A\s*(?:<think>)?.*?</think>", re.DOTALL)
@@ -28,10 +31,13 @@ class Transcript:
     Attributes:
         messages: In the form of Chat Completions; checked by the engine alone.
         tools: As the template is to be given them; None and none are the same.
+        fields: For each message the field of the request that it comes from, where that is not one
+            message each.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
+    fields: Sequence[str] | None = None
 
     @property
     def system(self) -> str | None:
@@ -45,29 +51,63 @@ class Transcript:
 
     def digests(self) -> list[str]:
         """Of the conversation up to each answer in it, first to last."""
-        roles = (message.get("role") for message in self.messages)
         return [
             digest
-            for role, digest in zip(roles, self._read.digests, strict=True)
-            if role == "assistant"
+            for said, digest in zip(self.said, self._read.digests, strict=True)
+            if said.is_answer
         ]
 
     def all_digests(self) -> list[str]:
         """Of the conversation up to each message."""
         return self._read.digests
 
+    @property
+    def said(self) -> list[Said]:
+        """Each message by itself, without those of the system at the start."""
+        return self._read.said
+
     @cached_property
     def _read(self) -> _Reading:
-        reading = _Reading(self._tools_state(), {}, [])
-        for message in self.messages:
-            reading.digests.append(reading.add(message))
+        reading = _Reading(hashlib.sha256(), {}, [], [])
+        for message in self.messages[self.num_system :]:
+            reading.add(message)
         return reading
 
-    @property
-    def tools_digest(self) -> str:
-        """Of the tools alone."""
-        digest: str = self._tools_state().hexdigest()
-        return digest
+    def located(self, miss: MissReport) -> MissReport:
+        """What the engine says of its messages, as said of the request.
+
+        Messages of the system at the start are one to the engine.
+        """
+        if miss.part == "system":
+            return replace(miss, part=self.field(0) if self.num_system else miss.part)
+        if miss.part != "message" or miss.message is None:
+            return miss
+        index = miss.message + max(0, self.num_system - 1) if miss.message else 0
+        return replace(miss, message=index, part=self.field(index))
+
+    def field(self, index: int) -> str:
+        """Of the request, that a message comes from."""
+        return f"messages[{index}]" if self.fields is None else self.fields[index]
+
+    @cached_property
+    def num_system(self) -> int:
+        """Messages of the system at the start."""
+        roles = (message.get("role") for message in self.messages)
+        return sum(1 for _ in takewhile(lambda role: role in _SYSTEM, roles))
+
+    @cached_property
+    def root(self) -> str:
+        """Digest of system prompt and tools."""
+        system = self.system
+        said = [None if system is None else system.strip(), list(self.tools or ())]
+        return hashlib.sha256(_framed(said)).hexdigest()
+
+    def with_answer(self, reply: Message) -> tuple[Said, str]:
+        """An answer by itself, and the digest of the conversation with it behind. O(answer)."""
+        read = self._read
+        reading = _Reading(read.state.copy(), dict(read.calls), [], [])
+        reading.add(reply)
+        return reading.said[0], reading.digests[0]
 
     @property
     def opening(self) -> str:
@@ -75,27 +115,37 @@ class Transcript:
         users = (message for message in self.messages if message.get("role") == "user")
         return text_of(next(users, {})).strip()
 
-    def answered(self, reply: Message) -> str:
-        """The digest of the conversation with an answer behind it. O(answer)."""
-        read = self._read
-        return _Reading(read.state.copy(), dict(read.calls), []).add(reply)
 
-    def _tools_state(self) -> Any:
-        return hashlib.sha256(_framed(list(self.tools or ())))
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message by itself.
+
+    Attributes:
+        digest: Of what counts of it.
+        size: Bytes of that.
+        is_answer: It is the assistant's.
+    """
+
+    digest: bytes
+    size: int
+    is_answer: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A hash of what was read, the ids of its calls by number, and the digests on the way."""
+    """A hash of what was read, the ids of its calls by number, and what was found on the way."""
 
     state: Any
     calls: dict[str, int]
     digests: list[str]
+    said: list[Said]
 
-    def add(self, message: Message) -> str:
-        self.state.update(_framed(_essence(message, self.calls)))
-        digest: str = self.state.copy().hexdigest()
-        return digest
+    def add(self, message: Message) -> None:
+        text = _framed(_essence(message, self.calls))
+        own = hashlib.sha256(text).digest()
+        self.state.update(own)
+        self.digests.append(self.state.hexdigest())
+        self.said.append(Said(own, len(text), message.get("role") == "assistant"))
 
 
 def text_of(message: Message) -> str:

@@ -8,6 +8,9 @@ clients change them without meaning to: whitespace at either end of a reply, and
 calls is written; there the model sees what it saw before. Thoughts that a client left out of a
 stored reply are put back before the template decides about them, where the template reads them out
 of a reply's text.
+
+Of a reply whose thoughts the template then leaves out, the rest is encoded anew: its KV behind
+other words has to be computed in any case, and the next turn finds it.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from dataclasses import dataclass, replace
 from sessionkv.text.history import StoredMessage, match_history, thoughts_of
 from sessionkv.text.messages import Message
 from sessionkv.text.model import TextModel
+from sessionkv.text.parting import Before, first_miss
 from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
 from sessionkv.text.spoken import same_spoken
-from sessionkv.types import MissReason, MissReport
+from sessionkv.types import MissReport
 
-_SHOWN_TOKENS = 16
 _LOOKAHEAD = 8  # replies a client may have left out in one place
 
 
@@ -34,12 +37,14 @@ class Followed:
     Attributes:
         ids: The prompt's token ids.
         raw: Its raw text: what :meth:`ReplyMemory.put` wants when the reply is there.
+        messages: Those that were rendered: what was sent, with what was put back.
         num_reused_replies: Replies whose sampled ids were taken, wholly or in part.
         miss: Where the prompt first differs from the stored log; reason NONE where it does not.
     """
 
     ids: tuple[int, ...]
     raw: str
+    messages: tuple[Message, ...]
     num_reused_replies: int
     miss: MissReport
 
@@ -51,6 +56,7 @@ def follow_ids(
     *,
     stored: Sequence[StoredMessage] = (),
     log: Sequence[int] = (),
+    stored_root: RootText | None = None,
     memory: ReplyMemory | None = None,
     tenant: str = "",
 ) -> Followed:
@@ -62,20 +68,24 @@ def follow_ids(
         messages: Everything the client sent, the new messages included; without ``root.messages``.
         stored: The stored conversation's messages without ``root.messages``, its replies with ids.
         log: The stored conversation's ids, to report where the prompt leaves it.
-        memory: Replies of conversations without a session.
+        stored_root: Its system prompt and tools where they are others than ``root``'s.
+        memory: Replies of late, for those that the stored conversation does not have.
         tenant: Whose memory.
 
     Raises:
         TemplateRefused: With the template's own words.
     """
-    raw = text.raw(root, _as_stored(text, stored, messages))
+    rendered = _as_stored(text, stored, messages)
+    raw = text.raw(root, rendered)
     places = _places(raw, text.renderer.habits.opening)
+    remembered: Sequence[tuple[int, ...]] = [()] * len(places)
     if memory is not None:
-        assigned = list(zip(places, memory.take(tenant, raw, places), strict=True))
-    else:
-        assigned = _assign(text, raw, places, [s.reply_ids for s in stored if s.reply_ids])
-    ids, num_reused = _build(text, raw, assigned)
-    return Followed(ids, raw, num_reused, _first_miss(text, ids, messages, stored, log))
+        remembered = list(memory.take(tenant, raw, places))
+    known = [item.reply_ids for item in stored if item.reply_ids]
+    ids, num_reused = _build(text, raw, _assign(text, raw, places, known, remembered))
+    before = Before(root if stored_root is None else stored_root, stored, log)
+    miss = first_miss(text, root, messages, ids, before=before)
+    return Followed(ids, raw, tuple(rendered), num_reused, miss)
 
 
 def _as_stored(
@@ -106,7 +116,9 @@ def _restored(new: Message, old: StoredMessage, *, has_thoughts: bool) -> Messag
     thoughts = thoughts_of(old.message)
     if not thoughts:
         return new
-    return replace(new, content=f"{thoughts}\n{new.content or ''}", reasoning=None)
+    said, text = (old.message.content or "")[len(thoughts) :], (new.content or "").lstrip()
+    space = said[: len(said) - len(said.lstrip())] if text else "\n"
+    return replace(new, content=f"{thoughts}{space}{text}", reasoning=None)
 
 
 def _places(raw: str, opening: str) -> list[int]:
@@ -120,10 +132,18 @@ def _places(raw: str, opening: str) -> list[int]:
 
 
 def _assign(
-    text: TextModel, raw: str, places: Sequence[int], known: Sequence[tuple[int, ...]]
+    text: TextModel,
+    raw: str,
+    places: Sequence[int],
+    known: Sequence[tuple[int, ...]],
+    remembered: Sequence[tuple[int, ...]],
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Give each place one of the next stored replies that is there, else the one of its number."""
-    assigned = []
+    """Give each place one of the next stored replies that is there.
+
+    Else the one that is remembered to have followed the same words, else the stored one of its
+    number, of which the beginning may be there.
+    """
+    assigned: list[tuple[int, tuple[int, ...]]] = []
     following = 0
     for number, place in enumerate(places):
         for index in range(following, min(len(known), following + _LOOKAHEAD)):
@@ -132,7 +152,9 @@ def _assign(
                 following = index + 1
                 break
         else:
-            if following <= number < len(known):
+            if remembered[number]:
+                assigned.append((place, remembered[number]))
+            elif following <= number < len(known):
                 assigned.append((place, known[number]))
     return assigned
 
@@ -179,35 +201,3 @@ def _same_reply(rendered: str, said: str, calling: str) -> bool:
     if rendered.strip() == said.strip():
         return True
     return bool(calling) and calling in rendered and same_spoken(rendered, said)
-
-
-def _first_miss(
-    text: TextModel,
-    ids: Sequence[int],
-    messages: Sequence[Message],
-    stored: Sequence[StoredMessage],
-    log: Sequence[int],
-) -> MissReport:
-    if not stored or not log:
-        return MissReport()
-    shared = min(len(ids), len(log))
-    at = next((i for i in range(shared) if ids[i] != log[i]), shared)
-    if at == len(log):
-        return MissReport()
-    match = match_history(stored, messages)
-    difference = match.first_difference
-    shown = slice(at, at + _SHOWN_TOKENS)
-    if difference is None and match.num_matching == len(stored):
-        index = next((i for i, item in enumerate(stored) if at < item.end_token), len(stored) - 1)
-        reason = MissReason.TEMPLATE_REWROTE
-    else:
-        index = min(match.num_matching, len(stored) - 1)
-        reason = MissReason.HISTORY_EDITED
-    return MissReport(
-        reason=reason,
-        token=at,
-        turn=stored[index].turn,
-        message=index,
-        expected=text.decode(log[shown], continues=True, special=True),
-        found=text.decode(ids[shown], continues=True, special=True),
-    )

@@ -46,7 +46,7 @@ from sessionkv.text.folder import TextFacts, TextFiles, read_text
 from sessionkv.text.habits import find_habits
 from sessionkv.text.messages import Message
 from sessionkv.text.output import ReplyStream
-from sessionkv.text.replies import ReplyEnding, close_reply, cut_reply
+from sessionkv.text.replies import ReplyEnding, close_reply, cut_reply, tokens_of
 from sessionkv.text.reply_style import find_reply_style
 from sessionkv.text.root import (
     RootText,
@@ -307,6 +307,20 @@ class TextModel:
             prompt: As given to :meth:`reply_stream`.
         """
         return cut_reply(sampled, num_chars, self._detokenizer(continues, prompt), self.encoder)
+
+    def tokens_of(
+        self,
+        sampled: Sequence[int],
+        num_chars: int,
+        *,
+        continues: bool = False,
+        prompt: Sequence[int] = (),
+    ) -> int | None:
+        """How many ids it takes for the first characters of a reply; None where it has fewer.
+
+        Arguments as for :meth:`cut_at_stop`. O(reply).
+        """
+        return tokens_of(sampled, num_chars, self._detokenizer(continues, prompt))
 
     def _detokenizer(self, continues: bool, prompt: Sequence[int]) -> Detokenizer:
         tail = b"".join([self._vocabulary.shown[i] for i in prompt[-PROMPT_TAIL_TOKENS:]])

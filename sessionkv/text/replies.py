@@ -46,6 +46,22 @@ def close_reply(
     return ReplyEnding(len(sampled) - 1, (closing_id,), closed=True)
 
 
+def tokens_of(sampled: Sequence[int], num_chars: int, detokenizer: Detokenizer) -> int | None:
+    """How many of the first ids it takes to have so much text; None where it is not there yet.
+
+    Args:
+        sampled: All sampled ids.
+        num_chars: At least one.
+        detokenizer: Fresh, with the settings the text was made with.
+    """
+    have = 0
+    for index, token_id in enumerate(sampled):
+        have += len(detokenizer.push_one(token_id))
+        if have >= num_chars:
+            return index + 1
+    return None
+
+
 def cut_reply(
     sampled: Sequence[int], num_chars: int, detokenizer: Detokenizer, encoder: Encoder
 ) -> ReplyEnding:

@@ -36,6 +36,7 @@ from sessionkv.types.records import (
     SessionRow,
     StoredNode,
     StoredSession,
+    TenantSessions,
 )
 from sessionkv.types.reports import CacheReport, FinishReason, MissReason, MissReport, Usage
 from sessionkv.types.sampling import SamplingParams
@@ -94,6 +95,7 @@ __all__ = [
     "StepPlan",
     "StoredNode",
     "StoredSession",
+    "TenantSessions",
     "Tier",
     "TokenLogprob",
     "Transfer",

@@ -17,7 +17,7 @@ class NodeRecord:
     """One immutable turn. The root of a session is a node without reply.
 
     Attributes:
-        node_id: Unique in the store, ascending, never reused.
+        node_id: Unique in the store, ascending in its row, never reused.
         parent_id: The turn before, None for a root.
         kind: ``"root"``, ``"chat"`` or ``"raw"``.
         token_ids: Delta ids, incoming ones first, then the reply, as unsigned 32-bit
@@ -142,11 +142,11 @@ class DeleteKey:
 
 @dataclass(frozen=True, slots=True)
 class ForgetKeys:
-    """Forget the oldest idempotency keys: some that ran out, and all past ``keep``.
+    """Forget idempotency keys: some that ran out, and all past ``keep``.
 
     Attributes:
         created_until_s: Those made by then have run out.
-        keep: Most keys that may be left.
+        keep: Most keys that may be left; the oldest go of the tenant that has most.
     """
 
     created_until_s: float
@@ -155,7 +155,7 @@ class ForgetKeys:
 
 @dataclass(frozen=True, slots=True)
 class KeepIds:
-    """Node ids below ``next_node_id`` were given and are not given again."""
+    """Node ids of its row below ``next_node_id`` were given and are not given again."""
 
     next_node_id: int
 
@@ -184,19 +184,41 @@ class JournalState:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantSessions:
+    """How many heads a tenant has.
+
+    Attributes:
+        num_named: Those that have a name of their own.
+        num_unnamed: Those that run out by themselves: their names begin with ``~``.
+    """
+
+    tenant: str
+    num_named: int
+    num_unnamed: int
+
+
+@dataclass(frozen=True, slots=True)
 class JournalSummary:
     """What is known of a journal when it is opened: counts, and which heads are pinned.
 
     Attributes:
-        num_named: Heads that have a name of their own.
-        num_unnamed: Heads that run out by themselves: their names begin with ``~``.
+        tenants: Those that have any heads.
+        next_node_id: Lowest id of the first row that was never given.
         pinned: Tenant and name of every pinned head.
+        other_next_ids: The same of the other rows that have any; see ``node_ids``.
+        first_number: With which rows begin.
     """
 
-    num_named: int
-    num_unnamed: int
+    tenants: tuple[TenantSessions, ...]
     next_node_id: int
     pinned: tuple[tuple[str, str], ...]
+    other_next_ids: tuple[int, ...] = ()
+    first_number: int = 1
+
+    @property
+    def num_sessions(self) -> int:
+        """Heads of all tenants."""
+        return sum(of.num_named + of.num_unnamed for of in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,11 @@ class MissReport:
         reason: Why.
         token: Position in the prompt, None when nothing was missed.
         turn: Number of the turn in the session (0 is the root), where known.
-        message: Index of the message within the request or session, where known.
+        message: Index of the message within the request, where known; a system prompt is the first.
         expected: What the stored history has there, decoded, where the two differ.
         found: What the request has there, decoded, where the two differ.
+        part: What of the request differs there: ``"system"``, ``"tools"`` or ``"message"``; over
+            HTTP the field of its body.
     """
 
     reason: MissReason = MissReason.NONE
@@ -66,6 +68,7 @@ class MissReport:
     message: int | None = None
     expected: str | None = None
     found: str | None = None
+    part: str | None = None
 
     def __str__(self) -> str:
         """``no miss``, or the reason with the place and what differed."""
@@ -76,6 +79,8 @@ class MissReport:
             text += f" from token {self.token:,}"
             if self.turn is not None:
                 text += f" (turn {self.turn})"
+            if self.part not in (None, "message"):
+                text += f" in {self.part}"
         if self.expected is not None or self.found is not None:
             text += f", {self.expected!r} became {self.found!r}"
         return text

@@ -196,15 +196,17 @@ class Hold:
     def __init__(self) -> None:
         self._released = threading.Event()
         self._going = threading.Event()
+        # By identity: a sequence's list is one for all its life, and is kept here for that.
+        self._held: dict[int, Sequence[int]] = {}
 
     def gate(self, plan: StepPlan) -> None:
         self._released.wait(0.002)
 
     def script(self, token_ids: Sequence[int]) -> int | None:
-        held = list(token_ids[-2:]) == [0, 0]
         if self._released.is_set():
-            return IM_END if held else None
-        if held:
+            return IM_END if id(token_ids) in self._held else None
+        if list(token_ids[-2:]) == [0, 0]:
+            self._held[id(token_ids)] = token_ids
             self._going.set()
         return 0
 

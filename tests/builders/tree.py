@@ -25,8 +25,10 @@ from sessionkv.types import (
     PutNode,
     StoredNode,
     StoredSession,
+    TenantSessions,
     Tier,
 )
+from sessionkv.types.node_ids import row_of
 
 B = 4
 TENANT = "local"
@@ -84,7 +86,15 @@ class DictJournal:
     nodes: dict[int, NodeRecord] = field(default_factory=dict)
     heads: dict[tuple[str, str], HeadRecord] = field(default_factory=dict)
     keys: dict[tuple[str, str], KeyRecord] = field(default_factory=dict)
-    next_node_id: int = 1
+    next_ids: dict[int, int] = field(default_factory=lambda: {0: 1})
+
+    @property
+    def next_node_id(self) -> int:
+        return self.next_ids[0]
+
+    def keep_ids(self, next_id: int) -> None:
+        row = row_of(next_id)
+        self.next_ids[row] = max(self.next_ids.get(row, 0), next_id)
 
     def commit(self, ops: Sequence[JournalOp]) -> None:
         for op in ops:
@@ -97,10 +107,10 @@ class DictJournal:
     def _apply(self, op: JournalOp) -> None:
         match op:
             case PutNode(node):
-                if node.node_id < self.next_node_id and node.node_id in self.nodes:
+                if node.node_id in self.nodes:
                     raise ValueError(f"node {node.node_id} put twice")
                 self.nodes[node.node_id] = node
-                self.next_node_id = max(self.next_node_id, node.node_id + 1)
+                self.keep_ids(node.node_id + 1)
             case DeleteNode(node_id):
                 del self.nodes[node_id]
             case PutHead(head):
@@ -115,14 +125,24 @@ class DictJournal:
                     if record.created_s <= created_until_s or len(self.keys) > keep:
                         del self.keys[key_id]
             case KeepIds(next_node_id):
-                self.next_node_id = max(self.next_node_id, next_node_id)
+                self.keep_ids(next_node_id)
             case _:
                 raise ValueError(f"{op} is for a damaged journal")
 
     def summary(self) -> JournalSummary:
-        unnamed = sum(name.startswith("~") for _, name in self.heads)
+        tenants = dict.fromkeys(tenant for tenant, _ in self.heads)
         pinned = tuple(head_id for head_id, head in self.heads.items() if head.pin_tier)
-        return JournalSummary(len(self.heads) - unnamed, unnamed, self.next_node_id, pinned)
+        return JournalSummary(
+            tuple(self.sessions_of(tenant) for tenant in tenants),
+            self.next_node_id,
+            pinned,
+            tuple(next_id for row, next_id in self.next_ids.items() if row),
+        )
+
+    def sessions_of(self, tenant: str) -> TenantSessions:
+        names = [name for of, name in self.heads if of == tenant]
+        unnamed = sum(name.startswith("~") for name in names)
+        return TenantSessions(tenant, len(names) - unnamed, unnamed)
 
     def find(self, head_id: tuple[str, str]) -> StoredSession | None:
         head = self.heads.get(head_id)
@@ -241,7 +261,7 @@ def snapshot(tree: TurnTree) -> dict[str, object]:
             for node_id, node in state.nodes.items()
         },
         "heads": dict(state.heads),
-        "counts": (state.num_named, state.num_unnamed),
+        "counts": (state.named.total, state.unnamed.total),
         "owners": dict(retention._owners),
         "pins": {tier: dict(pins) for tier, pins in retention._pins.items()},
     }

@@ -66,14 +66,14 @@ def test_a_journal_of_the_first_format_is_brought_up(store: Path, log: list[int]
         with open_engine(engine_config(store, disk_bytes=2**22)) as engine:
             assert [(info.name, info.tokens) for info in engine.sessions()] == [("trip", len(log))]
             assert talk(engine, log) > 0
-        assert (store / "format").read_text() == "sessionkv-store 2\n"
+        assert (store / "format").read_text() == "sessionkv-store 3\n"
 
 
 def test_a_journal_of_a_newer_format_is_left_alone(store: Path, log: list[int]) -> None:
-    change(store / "journal", b"meta", b"version", sealed([3]))
+    change(store / "journal", b"meta", b"version", sealed([4]))
     before = (store / "journal" / "data.mdb").read_bytes()
     with (
-        pytest.raises(StoreUnavailable, match="version 3") as caught,
+        pytest.raises(StoreUnavailable, match="version 4") as caught,
         open_engine(engine_config(store, disk_bytes=2**22)),
     ):
         pass

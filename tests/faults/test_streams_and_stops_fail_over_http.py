@@ -2,92 +2,211 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from sessionkv.text.builtin import END_OF_TEXT, IM_END
+from tests.builders.apis import (
+    ALL,
+    CHAT,
+    CHATS,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    Api,
+    Said,
+    says,
+)
 from tests.builders.engine import engine_config
-from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
+from tests.builders.gateway import MODEL, HttpEngine, http_engine, tools_folder
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-def said(served: HttpEngine, path: str, **fields: Any) -> tuple[str, str, int]:
-    """Text, reason and number of tokens, which a stream tells the same."""
-    body = {"model": MODEL} | fields
-    if path == CHAT:
-        body["messages"] = [{"role": "user", "content": "Hi"}]
-    whole = served.post(path, body).json()
-    (choice,) = whole["choices"]
-    text = choice["message"]["content"] if path == CHAT else choice["text"]
-    streamed, reason = "", None
-    *chunks, done = served.stream(path, body | {"stream": True})
-    assert done == "[DONE]"
-    for chunk in chunks:
-        (piece,) = chunk["choices"]
-        streamed += piece["delta"].get("content", "") if path == CHAT else piece["text"]
-        reason = piece["finish_reason"] or reason
-    assert (streamed, reason) == (text, choice["finish_reason"])
-    return text, choice["finish_reason"], whole["usage"]["completion_tokens"]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+HALF = "\u3042".encode()
+REPLIES: dict[str, Any] = {
+    "held": "aST",
+    "stops": "one STOP two",
+    "early": "ab.cdefg.h",
+    "first end": [65, 65, IM_END, 66, 66, 66],
+    "second end": [65, 65, END_OF_TEXT, 66, 66, 66],
+    "a mark": "a<tool",
+    "a thought": "<think>\nab",
+    "begun": "<thi",
+}
+SCRIPT = says(REPLIES)
+BEFORE = [*b"half "]
+STREAMS = pytest.mark.parametrize("stream", [False, True])
 
 
-def test_half_a_character_shows_the_prompt() -> None:
-    prompt = [*b"the fox ", *"\u3042".encode()[:2]]
-    script = {"script": lambda ids: "\u3042".encode()[2] if len(ids) == len(prompt) else IM_END}
-    with http_engine(runner=script) as served:
-        text, _, _ = said(served, COMPLETIONS, prompt=prompt)
-        assert "fox" not in text
-        assert len(text) <= 1
+def script(ids: Sequence[int]) -> int:
+    if list(ids[: len(BEFORE)]) == BEFORE:
+        return [HALF[2], *b" and", IM_END][len(ids) - len(BEFORE) - 2]
+    return SCRIPT(ids)
 
 
-@pytest.mark.parametrize("limit", [None, 3])
-def test_held_back_text_is_lost_at_the_end(limit: int | None) -> None:
-    with http_engine(runner={"script": replies("aST")}) as served:
-        text, reason, _ = said(served, CHAT, stop=["STOP"], max_tokens=limit)
-        assert (text, reason) == ("aST", "stop" if limit is None else "length")
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEngine]:
+    runner = {"text_dir": tools_folder(tmp_path_factory.mktemp("text")), "script": script}
+    with http_engine(runner=runner) as engine:
+        yield engine
 
 
-def test_a_stop_string_is_shown() -> None:
-    with http_engine(runner={"script": replies("one STOP two")}) as served:
-        assert said(served, CHAT, stop="STOP")[:2] == ("one ", "stop")
-        assert said(served, CHAT, stop=["x", "TOP"])[:2] == ("one S", "stop")
+def say(served: HttpEngine, api: Api, asked: str, *, stream: bool, **fields: Any) -> Said:
+    return api.say(served, api.body(asked, **fields), stream=stream)
 
 
-def test_min_tokens_are_ignored_and_an_end_token_counts_for_nothing() -> None:
-    with http_engine(runner={"script": replies("ab.cdefg.h")}) as served:
-        text, _, count = said(served, CHAT, stop=["."], min_tokens=6)
-        assert (text, count) == ("ab.cdefg", 9)
-    ends = {"script": lambda ids: END_OF_TEXT if len(ids) == 5 else 65}
-    with http_engine(runner=ends) as served:
-        assert said(served, COMPLETIONS, prompt=[1, 2, 3]) == ("AA", "stop", 3)
-        text, reason, count = said(
-            served, COMPLETIONS, prompt=[1, 2, 3], ignore_eos=True, max_tokens=5
-        )
-        assert (reason, count) == ("length", 5)
+# Half a character ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [0, -1, 1, 4, 5, 10_000, 2**64, "4", 1.5, None])
-def test_a_limit_past_the_window_hangs_or_lies(asked: Any) -> None:
-    with http_engine(engine_config(max_model_len=64)) as served:
-        body = {"model": MODEL, "prompt": [1] * 60, "max_tokens": asked, "ignore_eos": True}
-        if asked is None:
-            body["prompt"] = [1] * 40
-        answer = served.post(COMPLETIONS, body)
-        if asked in (1, 4, None):
-            choice = answer.json()["choices"][0]
-            assert choice["finish_reason"] == "length"
-            assert answer.json()["usage"]["completion_tokens"] == (asked or 16)
-            return
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        if asked in (5, 10_000):
-            assert error["code"] == "context_length_exceeded"
-            assert (error["n_prompt_tokens"], error["max_tokens"], error["n_ctx"]) == (
-                60,
-                asked,
-                64,
-            )
-        else:
-            assert error["param"] == "max_tokens"
-        assert served.post(COMPLETIONS, body | {"max_tokens": 1}).status_code == 200
+@pytest.mark.parametrize(("last", "shown"), [(HALF[:2], "\u3042 and"), (b"x!", "\ufffd and")])
+def test_half_a_character_shows_the_prompt(served: HttpEngine, last: bytes, shown: str) -> None:
+    asked = {"model": MODEL, "prompt": [*BEFORE, *last]}
+    *chunks, _ = served.stream(COMPLETIONS.path, asked | {"stream": True})
+    pieces = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert pieces[0] == shown[0]
+    assert "".join(pieces) == shown
+    assert served.post(COMPLETIONS.path, asked).json()["choices"][0]["text"] == shown
+
+
+# Held back -----------------------------------------------------------------------------------
+
+
+@STREAMS
+@pytest.mark.parametrize("limit", [100, 3])
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS, MESSAGES], ids=repr)
+def test_text_that_may_begin_a_stop_is_lost(
+    served: HttpEngine, api: Api, limit: int, stream: bool
+) -> None:
+    said = say(served, api, "held", stop=["STOP"], limit=limit, stream=stream)
+    assert (said.text, said.reason) == ("aST", "stop" if limit > 3 else "length")
+    assert said.usage[2] == min(limit, 4)
+
+
+@STREAMS
+@pytest.mark.parametrize(("asked", "text"), [("a mark", "a<tool"), ("begun", "<thi")])
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("api", CHATS, ids=repr)
+def test_text_that_may_begin_a_call_or_a_thought_is_lost(
+    served: HttpEngine, api: Api, asked: str, text: str, ends: bool, stream: bool
+) -> None:
+    limit = 100 if ends else len(text)
+    said = say(served, api, asked, tools=TOOLS, limit=limit, stream=stream)
+    assert (said.text, said.reason) == (text, "stop" if ends else "length")
+    assert (said.calls, said.thoughts) == ([], "")
+
+
+@STREAMS
+@pytest.mark.parametrize("api", CHATS, ids=repr)
+def test_a_thought_that_was_cut_is_lost(served: HttpEngine, api: Api, stream: bool) -> None:
+    shown = {"thinking": {"type": "adaptive"}} if api is MESSAGES else {}
+    said = say(served, api, "a thought", limit=len("<think>\nab"), stream=stream, **shown)
+    assert (said.thoughts.strip(), said.text, said.reason) == ("ab", "", "length")
+
+
+# Stops ---------------------------------------------------------------------------------------
+
+
+@STREAMS
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS, MESSAGES], ids=repr)
+def test_a_stop_string_is_shown(served: HttpEngine, api: Api, stream: bool) -> None:
+    said = say(served, api, "stops", stop=["x", "TOP"], stream=stream)
+    assert (said.text, said.reason) == ("one S", "stop")
+    assert say(served, api, "stops", stop=["STOP"], stream=stream).text == "one "
+
+
+def test_a_stop_string_that_has_no_effect_is_taken(served: HttpEngine) -> None:
+    answer = served.post(RESPONSES.path, RESPONSES.body("stops", stop="STOP"))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "stop"
+
+
+@STREAMS
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS], ids=repr)
+def test_min_tokens_are_ignored(served: HttpEngine, api: Api, stream: bool) -> None:
+    said = say(served, api, "early", stop=["."], min_tokens=6, stream=stream)
+    assert (said.text, said.reason, said.usage[2]) == ("ab.cdefg", "stop", 9)
+    said = say(served, api, "first end", min_tokens=6, stream=stream, limit=9)
+    assert (said.reason, said.usage[2]) == ("stop", 7)
+
+
+@STREAMS
+@pytest.mark.parametrize("asked", ["first end", "second end"])
+@pytest.mark.parametrize("api", ALL, ids=repr)
+def test_an_end_token_is_shown_or_ends_nothing(
+    served: HttpEngine, api: Api, asked: str, stream: bool
+) -> None:
+    said = say(served, api, asked, stream=stream)
+    assert (said.text, said.reason, said.usage[2]) == ("AA", "stop", 3)
+
+
+@STREAMS
+@pytest.mark.parametrize("asked", ["first end", "second end"])
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS, RESPONSES], ids=repr)
+def test_an_end_token_that_is_to_be_ignored_ends_the_answer(
+    served: HttpEngine, api: Api, asked: str, stream: bool
+) -> None:
+    said = say(served, api, asked, ignore_eos=True, limit=5, stream=stream)
+    assert (said.reason, said.usage[2]) == ("length", 5)
+
+
+# Limits --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[HttpEngine]:
+    with http_engine(engine_config(max_model_len=64), runner={"script": lambda ids: 97}) as engine:
+        yield engine
+
+
+def of_tokens(served: HttpEngine, api: Api, count: int) -> str:
+    """A text by which a prompt has so many tokens."""
+    beside = api.say(served, api.body("x", limit=1), stream=False).usage[0] - 1
+    return "x" * (count - beside)
+
+
+@STREAMS
+@pytest.mark.parametrize("limit", [1, 4, 5, 10_000, 2**31 - 1])
+@pytest.mark.parametrize("api", ALL, ids=repr)
+def test_a_limit_past_the_window_hangs_or_lies(
+    narrow: HttpEngine, api: Api, limit: int, stream: bool
+) -> None:
+    body = api.body(of_tokens(narrow, api, 60), limit=limit)
+    if limit <= 4 or api is MESSAGES:
+        said = api.say(narrow, body, stream=stream)
+        assert (said.reason, said.usage[0], said.usage[2]) == ("length", 60, min(limit, 4))
+        return
+    answer = narrow.post(api.path, body | {"stream": stream})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert (error["n_prompt_tokens"], error["max_tokens"], error["n_ctx"]) == (60, limit, 64)
+
+
+@STREAMS
+@pytest.mark.parametrize("limit", [0, -1, 2**64, "4", 1.5, True])
+@pytest.mark.parametrize("api", ALL, ids=repr)
+def test_a_limit_that_is_none_is_taken(
+    narrow: HttpEngine, api: Api, limit: Any, stream: bool
+) -> None:
+    answer = narrow.post(api.path, api.body("x", limit=limit, stream=stream))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == api.limit
+
+
+@STREAMS
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS, RESPONSES], ids=repr)
+def test_without_a_limit_the_window_is_none(narrow: HttpEngine, api: Api, stream: bool) -> None:
+    body = api.body(of_tokens(narrow, api, 60), limit=None)
+    said = api.say(narrow, body, stream=stream)
+    assert (said.reason, said.usage[0], said.usage[2]) == ("length", 60, 4)
+
+
+@STREAMS
+@pytest.mark.parametrize("api", ALL, ids=repr)
+def test_the_head_of_a_prompt_is_dropped(narrow: HttpEngine, api: Api, stream: bool) -> None:
+    answer = narrow.post(api.path, api.body(of_tokens(narrow, api, 70), limit=1, stream=stream))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (70, 64)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sessionkv import LimitsConfig
+from sessionkv.client import StreamEvent
+from sessionkv.client.results import SessionPage
 from sessionkv.errors import SessionDamaged, SessionNotFound
 from sessionkv.gateway.conversations import NAMES, RUNNING, Conversations, Keeping
 from sessionkv.gateway.transcript import Transcript
@@ -294,6 +296,9 @@ class Forgetful:
     async def delete(self, name: str) -> None:
         pass
 
+    async def session_page(self, prefix: str, *, limit: int) -> SessionPage:
+        return SessionPage((), None)
+
     def session(self, name: str) -> Any:
         return Forgotten(self, name)
 
@@ -306,10 +311,14 @@ class Forgotten:
     async def fork(self, name: str) -> None:
         raise SessionDamaged("a turn cannot be read")
 
-    async def turn(self, **fields: Any) -> str:
+    @asynccontextmanager
+    async def stream(self, **fields: Any) -> AsyncIterator[AsyncIterator[StreamEvent]]:
+        yield self._events()
+
+    async def _events(self) -> AsyncIterator[StreamEvent]:
         if self._name not in self._client.opened:
             raise SessionNotFound("there is no such session")
-        return "done"
+        yield StreamEvent("done")
 
 
 def test_a_damaged_conversation_costs_cache_not_the_answer() -> None:
@@ -317,7 +326,7 @@ def test_a_damaged_conversation_costs_cache_not_the_answer() -> None:
         client = Forgetful()
         messages = [user("Hi"), {"role": "assistant", "content": "Ho"}, user("Hi")]
         exchange = Conversations(client).begin(Transcript(messages), Keeping())  # type: ignore[arg-type]
-        assert await exchange.run() == "done"
+        assert [event.text async for event in exchange.stream()] == ["done"]
         assert len(client.opened) == 1
 
     asyncio.run(talk())

@@ -118,3 +118,24 @@ def test_calls_in_each_models_way(tmp_path: Path, style: ReplyStyle) -> None:
         assert choice["message"]["tool_calls"][0]["function"]["name"] in ("look", "count")
         if said:
             assert choice["message"]["reasoning_content"] == "It is clear."
+
+
+@pytest.mark.parametrize("schema", [{"type": "no type"}, {"enum": ["x" * 300_000]}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_schemas_of_tools_that_cannot_be_demanded_are_named_as_they_were_sent(
+    served: HttpEngine, schema: Any, stream: bool
+) -> None:
+    user = {"role": "user", "content": "Go"}
+    chat = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    for path, fields in (
+        (CHAT, {"tools": [chat], "tool_choice": "required"}),
+        (
+            "/v1/messages",
+            {"tools": [{"name": "look", "input_schema": schema}], "tool_choice": {"type": "any"}},
+        ),
+    ):
+        body = {"model": MODEL, "max_tokens": 9, "messages": [user], "stream": stream, **fields}
+        answer = served.post(path, body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "tools"
+        assert "grammar" not in answer.json()["error"]["message"].partition(";")[0]

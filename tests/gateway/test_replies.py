@@ -117,6 +117,30 @@ def test_what_follows_a_single_call_is_text(style: str, first: str, second: str)
     assert parse(single, *first, *second) == parse(single, first + second)
 
 
+@pytest.mark.parametrize(
+    ("style", "first", "rest"),
+    [
+        (HERMES, 'So: <tool_call>{"name":"f","arguments":{}}\n</tool_call>', "\n<tool_call>{"),
+        (HERMES, '<tool_call>{"name":"f","arguments":{}}', " no closer"),
+        (HERMES, '<tool_call>{"name":"f","arguments":{}', "x} broken behind its arguments"),
+        (LLAMA3, '{"name":"f","parameters":{"x":{}}}', '; {"name":"g","parameters":{}}'),
+        (MISTRAL, '[TOOL_CALLS] [{"name":"f","arguments":{}} ]', "\n"),
+        (MISTRAL, '[TOOL_CALLS] [{"name":"f","arguments":{}}', ' , {"name":"g"'),
+        (MISTRAL, '[TOOL_CALLS]f[ARGS]{"x":1}', "[TOOL_CALLS]g"),
+    ],
+)
+@pytest.mark.parametrize("thought", ["", "<think>Hm. <tool_call></think>\n"])
+def test_where_the_first_call_ends(style: ReplyStyle, first: str, rest: str, thought: str) -> None:
+    reader = parser(ReplyStyle(style.tool_calls, THINK if thought else None))
+    reply = thought + first + rest
+    ends = [(reader.feed(char), reader.first_call_end)[1] for char in reply]
+    assert ends[-1] == len(thought + first)
+    assert set(ends) == {None, len(thought + first)}
+    whole = parser(ReplyStyle(style.tool_calls, THINK if thought else None))
+    whole.feed(reply)
+    assert whole.first_call_end == len(thought + first)
+
+
 def test_ids_are_nine_letters_and_digits() -> None:
     assert len(new_call_id()) == 9
     assert new_call_id().isalnum()

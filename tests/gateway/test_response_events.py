@@ -39,7 +39,7 @@ def told(pieces: list[Any], status: str = "completed", **options: Any) -> list[d
     for piece in pieces:
         events += writer.feed([piece])
     events += writer.end(is_cut=status == "incomplete")
-    events.append(writer.finish({**BODY, "status": status, "output": writer.output}))
+    events.append(writer.become({**BODY, "status": status, "output": writer.output}))
     for event in events:
         assert OFFICIAL.validate_python(event).to_dict() is not None
     assert [event["sequence_number"] for event in events] == list(range(len(events)))

@@ -239,14 +239,14 @@ def test_a_response_that_is_not_stored_is_not_there_afterwards(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "store"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"truncation": "auto"}, "truncation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"n": 2}, "n"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options.mode"),
         ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
-        ({"top_logprobs": 1}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"previous_response_id": "resp_" + "0" * 32, "conversation": "c"}, "conversation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": "hot"}, "temperature"),
@@ -292,7 +292,6 @@ def test_what_is_not_there_is_not_found(served: HttpEngine) -> None:
     stored = ask(served)
     cancelled = served.http.post(f"{URL}/{stored['id']}/cancel")
     assert (cancelled.status_code, cancelled.json()["error"]["param"]) == (400, "cancel")
-    assert served.http.post(f"{URL}/compact", json={}).status_code == 400
     streamed = served.http.get(f"{URL}/{stored['id']}", params={"stream": "true"})
     assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "stream")
 

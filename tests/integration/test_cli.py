@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.history import FileHistory
 
 from sessionkv import Client, SamplingParams
 from sessionkv.errors import ConnectionLost, EngineClosed
@@ -196,42 +197,64 @@ def test_without_an_engine_the_error_is_one_line_and_advice(place: Place) -> Non
     assert len(lines) == 2
 
 
-def read_until(terminal: int, text: str) -> str:
-    """Everything the program wrote up to ``text``."""
-    seen = ""
-    while text not in seen:
-        seen += os.read(terminal, 4096).decode(errors="replace")
-    return seen
+class Terminal:
+    """The side of a terminal at which a person sits."""
+
+    def __init__(self, side: int) -> None:
+        self._side = side
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._side, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Until ``text`` is written; what was written up to there counts as read."""
+        while text not in self._seen:
+            self._seen += os.read(self._side, 4096).decode(errors="replace")
+        self._seen = self._seen.partition(text)[2]
+
+    def wait_for_prompt(self, name: str) -> None:
+        self.wait_for(BEGINS_TO_READ)
+        self.wait_for(f"{name}>")
+
+
+BEGINS_TO_READ = "\x1b[?2004h"  # a paste is to be marked as one from here on
+XTERM = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
+PASTE, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
 
 
 @pytest.mark.parametrize("at_end", ["quit", "ctrl-c"])
 def test_chat_in_a_terminal(place: Place, at_end: str) -> None:
     with place.serving():
-        terminal, side = pty.openpty()
+        ours, theirs = pty.openpty()
+        terminal = Terminal(ours)
         try:
             process = subprocess.Popen(
                 [*SESSIONKV, "chat", "--endpoint", place.endpoint, "--max-tokens", "8"],
-                cwd=ROOT, env=place.environ | {"TERM": "dumb"},
-                stdin=side, stdout=side, stderr=side, start_new_session=True,
+                cwd=ROOT,
+                env=place.environ | XTERM,
+                stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             )  # fmt: skip
-            os.close(side)
-            assert "/rewind" in read_until(terminal, "chat> ")
-            os.write(terminal, b"hello\n")
-            assert "miss: first_turn" in read_until(terminal, "chat> ")
-            os.write(terminal, b"/fork b\n")
-            read_until(terminal, "b> ")
-            os.write(terminal, b"half a li")
-            read_until(terminal, "half a li")
+            os.close(theirs)
+            terminal.wait_for("/rewind")
+            terminal.wait_for_prompt("chat")
+            terminal.type(f"{PASTE}hello\nthere{PASTE_ENDS}\r")
+            terminal.wait_for("miss: first_turn")
+            terminal.wait_for_prompt("chat")
+            terminal.type("/fork b\r")
+            terminal.wait_for_prompt("b")
+            terminal.type("half a li")
+            terminal.wait_for("half a li")
             process.send_signal(signal.SIGINT)  # clears it
-            read_until(terminal, "b> ")
+            terminal.wait_for_prompt("b")
             if at_end == "ctrl-c":
                 process.send_signal(signal.SIGINT)
             else:
-                os.write(terminal, b"/quit\n")
+                terminal.type("/quit\r")
             assert process.wait(30) == 0
         finally:
-            os.close(terminal)
+            os.close(ours)
     history = Path(place.environ["XDG_CACHE_HOME"]) / "sessionkv" / "chat_history"
-    typed = ["hello", "/fork b", *(["/quit"] if at_end == "quit" else [])]
-    assert history.read_text().splitlines() == typed
+    typed = ["hello\nthere", "/fork b", *(["/quit"] if at_end == "quit" else [])]
+    assert list(FileHistory(history).load_history_strings()) == typed[::-1]
     assert history.stat().st_mode & 0o077 == 0

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from sessionkv import AsyncClient, Client
-from sessionkv.errors import InvalidRequest
+from sessionkv.errors import InvalidRequest, Overloaded, SessionNotFound, TurnKind
 from sessionkv.ipc.endpoint import socket_path
 from sessionkv.types.reply_style import ReplyStyle
 from tests.builders import text as texts
-from tests.builders.engine import engine_config, greedy, open_engine, socket_engine
+from tests.builders.doors import Later
+from tests.builders.engine import StepGate, engine_config, greedy, open_engine, socket_engine
 from tests.builders.fake_engine import short_endpoint
+from tests.builders.tenants import access, tenants
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -44,6 +46,49 @@ def test_replies_count_as_the_tokens_that_were_sampled(tmp_path: Path) -> None:
         more = [*MESSAGES, {"role": "assistant", "content": first.text}, MESSAGES[1]]
         counted = engine.count(messages=more)
         assert engine.generate(messages=more, sampling=greedy(1)).usage.prompt_tokens == counted
+
+
+@pytest.mark.parametrize("history", ["keep", "follow"])
+@pytest.mark.parametrize("name", ["chatml", "llama3"])
+def test_a_turn_of_a_session_has_as_many_as_were_counted(
+    tmp_path: Path, name: str, history: str
+) -> None:
+    folder = texts.write_folder(name, tmp_path)
+    runner = {"text_dir": folder, "script": lambda known: 40 + len(known) % 5}
+    with open_engine(engine_config(blocks=400), runner=runner) as engine:
+        session = engine.open("a", system="Be brief.", tools=TOOLS, history=history)
+        said: list[dict[str, object]] = []
+        for text in ("What is it? é", "And now?", "Then?"):
+            said.append({"role": "user", "content": text})
+            messages = said if history == "follow" else said[-1:]
+            counted = session.count(messages=messages)
+            if history == "keep":
+                assert session.count(text) == counted
+            result = session.turn(messages=messages, sampling=greedy(9))
+            assert result.usage.prompt_tokens == counted
+            said.append({"role": "assistant", "content": result.text})
+        assert session.info().turns == 3
+        with pytest.raises(SessionNotFound):
+            engine.session("b").count("x")
+        engine.open("raw").turn(tokens=[5], sampling=greedy(1))
+        with pytest.raises(TurnKind):
+            engine.session("raw").count("x")
+
+
+def test_a_count_needs_a_place_of_the_tenants_quota(tmp_path: Path) -> None:
+    gate = StepGate()
+    with tenants(tmp_path, access=access(alice={"turns": 1}), gate=gate) as (_, alice, bob):
+        assert alice.count("Hi") == bob.count("Hi") == 2
+        running = Later(lambda: alice.open("a").turn("Hi", sampling=greedy(3)))
+        gate.reached()
+        for count in (lambda: alice.count("Hi"), lambda: alice.session("a").count("Hi")):
+            with pytest.raises(Overloaded, match="your quota") as caught:
+                count()
+            assert caught.value.details["retry_after_s"] > 0
+        assert bob.count("Hi") == 2
+        gate.open()
+        counted = running.result().usage.prompt_tokens
+        assert alice.session("a").count("Hi") > counted
 
 
 def test_what_does_not_fit_is_counted_and_what_never_could_is_refused() -> None:

@@ -188,12 +188,29 @@ def test_what_is_held_is_bounded_over_all_connections() -> None:
     size = tree.num_bytes
     desk = ImportDesk(built.llama3(), max_bytes=2 * size)
     request = wire.Import(0, nodes=tree.nodes)
-    assert desk.add(b"a", request).nodes == tree.nodes
-    desk.add(b"b", request)
+    assert desk.add(b"a", "t", request).nodes == tree.nodes
+    desk.add(b"b", "t", request)
     with pytest.raises(Overloaded, match="cannot be imported at once"):
-        desk.add(b"c", request)
+        desk.add(b"c", "t", request)
     desk.drop(b"a")
-    desk.add(b"c", request)
+    desk.add(b"c", "t", request)
     with pytest.raises(Overloaded):
-        desk.add(b"b", wire.Import(1, nodes=[replace(tree.nodes[0], node_id=2)]))
-    desk.add(b"a", request)  # what b had sent is not held any longer
+        desk.add(b"b", "t", wire.Import(1, nodes=[replace(tree.nodes[0], node_id=2)]))
+    desk.add(b"a", "t", request)  # what b had sent is not held any longer
+
+
+def test_a_tenant_that_holds_all_of_it_leaves_others_their_share() -> None:
+    tree = PortableTree()
+    tree.add_node(node(1, incoming_blob=b"{}", reply_blob=b"", tokenizer_digest="other"))
+    desk = ImportDesk(built.llama3(), max_bytes=4 * tree.num_bytes)
+    request = wire.Import(0, nodes=tree.nodes)
+    for connection in (b"a", b"b", b"c", b"d"):
+        desk.add(connection, "flood", request)
+    with pytest.raises(Overloaded) as raised:
+        desk.add(b"e", "flood", request)
+    assert raised.value.details["allowed_bytes"] == 4 * tree.num_bytes
+    desk.add(b"f", "victim", request)
+    desk.add(b"g", "victim", request)
+    with pytest.raises(Overloaded) as raised:
+        desk.add(b"h", "victim", request)
+    assert raised.value.details["allowed_bytes"] == 2 * tree.num_bytes

@@ -119,7 +119,7 @@ def test_imported_metadata_that_no_reply_can_carry_is_refused(beside: str) -> No
     root = node(1, incoming_blob=b"{}", reply_blob=b"", tokenizer_digest="other")
     turn = node(2, 1, incoming_blob=b"", reply_blob=blob, sampling_blob=b"{}")
     with pytest.raises(InvalidRequest, match="metadata of turn 2"):
-        desk.add(b"c", wire.Import(id=1, nodes=(root, turn), commit=True))
+        desk.add(b"c", "local", wire.Import(id=1, nodes=(root, turn), commit=True))
 
 
 def test_another_tenant_has_no_such_session(tmp_path: Path) -> None:

@@ -250,6 +250,24 @@ def test_cancel_keeps_what_was_delivered(held: Door, hold: Hold) -> None:
     assert more.cache.cached_tokens >= (len(log) - 1) // 4 * 4
 
 
+@pytest.mark.parametrize("chars", [1, 7, 40])
+def test_cancel_keeps_as_many_characters_as_it_is_told(
+    door: Door, script: Script, chars: int
+) -> None:
+    said = "Grüße von der See. " * 90
+    script.add(said.encode())
+    session = door.client.open("a")
+    stream = session.stream("Hi", sampling=ON_AND_ON)
+    text = ""
+    while len(text) < chars:
+        text += next(stream).text
+    result = stream.cancel(keep=True, chars=chars)
+    assert (result.text, result.finish_reason) == (said[:chars], FinishReason.CANCELLED)
+    assert bytes(result.tokens) == said[:chars].encode()
+    assert result.usage.completion_tokens == len(result.tokens)
+    assert door.log("a")[-len(result.tokens) :] == list(result.tokens)
+
+
 def test_cancel_drops_everything_by_default(held: Door, hold: Hold) -> None:
     session = held.client.open("a")
     stream = session.stream(tokens=tokens(5), sampling=ON_AND_ON)

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sessionkv.engine.scheduler.fairness import Share
 from sessionkv.engine.scheduler.sequence import Sequence
+from sessionkv.types.holdings import Holdings
 
 _Class = tuple[int, bool]
 """The higher one first, then those that ran before."""
@@ -25,6 +26,7 @@ class WaitingQueue:
     def __init__(self, *, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._sequences: dict[int, Sequence] = {}
+        self._by_tenant = Holdings()
         self.num_tokens = 0
         """Prompt and output tokens of all that wait."""
 
@@ -39,6 +41,7 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait; its ``arrival`` is its place among equals."""
         self._sequences[sequence.seq_id] = sequence
+        self._by_tenant.add(sequence.group[0], 1)
         self.num_tokens += len(sequence.token_ids)
 
     def remove(self, sequence: Sequence) -> None:
@@ -48,7 +51,16 @@ class WaitingQueue:
             KeyError: It does not wait here.
         """
         del self._sequences[sequence.seq_id]
+        self._by_tenant.add(sequence.group[0], -1)
         self.num_tokens -= len(sequence.token_ids)
+
+    def num_of(self, tenant: str) -> int:
+        """Sequences of a tenant."""
+        return self._by_tenant.of(tenant)
+
+    def has_room(self, tenant: str, limit: int) -> bool:
+        """Whether one more of a tenant may wait, of ``limit`` that tenants share."""
+        return self._by_tenant.has_room(tenant, limit)
 
     def priority_class(self, sequence: Sequence, now: float) -> int:
         """Its priority, lifted by one for every ``ageing_s`` since it was added."""

@@ -123,14 +123,15 @@ class Scheduler:
         Raises:
             PromptTooLong: Prompt and ``max_tokens`` do not fit the window.
             NeverFits: They need more blocks than there are.
-            Overloaded: The queue is full.
+            Overloaded: The queue is full, and the tenant has its share of it.
         """
         self._set_limits(sequence)
-        if self.num_waiting >= self._max_queue:
+        tenant, queue = sequence.group[0], self._life.queue
+        if not queue.has_room(tenant, self._max_queue):
             raise Overloaded(
-                f"{self.num_waiting} turns are waiting",
+                f"{queue.num_of(tenant)} turns are waiting",
                 retry_after_s=self._admitter.retry_after_s,
-                queued=self.num_waiting,
+                queued=queue.num_of(tenant),
             )
         self._life.enter(sequence, now)
 

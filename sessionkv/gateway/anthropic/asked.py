@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from sessionkv.client import StreamEvent, TurnResult
@@ -18,11 +19,14 @@ from sessionkv.gateway.anthropic.diagnostics import Fingerprints, fingerprint
 from sessionkv.gateway.anthropic.schema import MessagesRequest
 from sessionkv.gateway.anthropic.usage import usage_map
 from sessionkv.gateway.clients import Caller
-from sessionkv.gateway.conversations import Exchange, Keeping
+from sessionkv.gateway.conversations import Keeping
 from sessionkv.gateway.helpers import is_helper
+from sessionkv.gateway.keeping import named, says_steady, session_in
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
-from sessionkv.gateway.sse import named
+from sessionkv.gateway.sse import named as framed
+
+FORM = "output_config.format.schema"
 
 
 class Asked:
@@ -42,17 +46,18 @@ class Asked:
             InvalidRequest: Naming the parameter.
         """
         self._body = body
-        self._caller = caller
         self._served = served
         self._fingerprints = fingerprints
         self._converted = convert(body)
         self._ttl = longest_ttl(body)
-        self._keeping = self._kept(headers)
-        demand = demand_of(body, self._converted.tools.all)
-        self._sampling = sampling_of(body, grammar=demand.grammar(served.reply_style))
+        self._demand = demand_of(body, self._converted.tools.all)
+        with self._demand.naming(FORM):
+            grammar = self._demand.grammar(served.reply_style)
+            self._sampling = sampling_of(body, grammar=grammar)
         self._id = f"msg_{secrets.token_hex(12)}"
         self._answer = self._new_content()
-        self._exchange: Exchange | None = None
+        self._exchange = caller.conversations.begin(self._converted.transcript, self._kept(headers))
+        self._exchange.ends_at = lambda: self._answer.ends_at
 
     @property
     def _may_end_early(self) -> bool:
@@ -67,9 +72,14 @@ class Asked:
             metadata=None if metadata is None else metadata.model_extra,
             max_tokens=self._body.max_tokens,
         )
+        keeping = Keeping(
+            is_helper=helper,
+            label=named(headers) or session_in(None if metadata is None else metadata.user_id),
+            is_steady=says_steady(headers),
+        )
         if helper or self._ttl is None:
-            return Keeping(is_helper=helper)
-        return Keeping(tier="host", ttl_s=TTL_S[self._ttl])
+            return keeping
+        return replace(keeping, tier="host", ttl_s=TTL_S[self._ttl])
 
     def _new_content(self) -> MessageContent:
         style, choice, thinking = self._served.reply_style, self._body.tool_choice, None
@@ -80,8 +90,6 @@ class Asked:
             thinking = asked.display or "summarized"
         return MessageContent(style, thinking=thinking, only_one_call=self._may_end_early)
 
-    # At once ---------------------------------------------------------------------------------
-
     async def whole(self) -> dict[str, Any]:
         """The whole answer.
 
@@ -89,20 +97,11 @@ class Asked:
             SessionKVError: The turn failed.
         """
         result = None
-        try:
-            async with aclosing(self._turn(stream=self._may_end_early)) as turn:
-                async for event in turn:
-                    self._answer.feed(event.text)
-                    result = event.result
-            if result is None:
-                raise SessionKVError("the turn ended without a result")
-            if not self._may_end_early:
-                self._answer.feed(result.text)
-            self._answer.end()
-            self._keep(result)
-            await self._named()
-        finally:
-            await self._close()
+        async with aclosing(self._told()) as told:
+            async for event, _ in told:
+                result = event.result
+        if result is None:
+            raise SessionKVError("the turn ended without a result")
         return {
             **self._message(result.usage.prompt_tokens, result.cache.cached_tokens),
             "content": self._answer.content,
@@ -111,8 +110,6 @@ class Asked:
             "sessionkv": self._report(result),
         }
 
-    # As a stream -----------------------------------------------------------------------------
-
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator ends its turn.
 
@@ -120,30 +117,54 @@ class Asked:
             SessionKVError: The turn failed.
         """
         has_begun = False
-        try:
-            async with aclosing(self._turn(stream=True)) as turn:
-                async for event in turn:
-                    if not has_begun and (start := self._start(event)) is not None:
-                        has_begun = True
-                        yield named("message_start", start)
-                    elif event.progress is not None:
-                        yield named("ping", _progress(event))
-                    for part in self._parts(event):
-                        yield named(part["type"], part)
-                    if event.result is not None:
-                        await self._named()
-                        for part in self._last(event.result):
-                            yield named(part["type"], part)
-        finally:
-            await self._close()
+        async with aclosing(self._told()) as told:
+            async for event, parts in told:
+                if not has_begun and (start := self._start(event)) is not None:
+                    has_begun = True
+                    yield framed("message_start", start)
+                elif event.progress is not None:
+                    yield framed("ping", _progress(event))
+                last = [] if event.result is None else self._last(event.result)
+                for part in (*parts, *last):
+                    yield framed(part["type"], part)
 
-    def _parts(self, event: StreamEvent) -> list[Event]:
-        """What an event of the turn tells of the answer's content."""
-        told = self._answer.feed(event.text)
+    async def _told(self) -> AsyncGenerator[tuple[StreamEvent, list[Event]], None]:
+        """Events of the turn, and what each tells of the answer's content.
+
+        What is refused is told in the words of the API.
+        """
+        is_stream = bool(self._body.stream)
+        options: TurnOptions = {
+            "sampling": self._sampling,
+            "progress": is_stream,
+            "deltas": is_stream or self._may_end_early,
+        }
+        try:
+            with self._demand.naming(FORM):
+                async with aclosing(self._exchange.stream(**options)) as turn:
+                    async for event in turn:
+                        yield event, await self._parts(event)
+        except PromptTooLong as error:
+            raise _too_long(error) from None
+        except InvalidRequest as error:
+            raise self._converted.renamed(error) from None
+        finally:
+            await self._exchange.close()
+
+    async def _parts(self, event: StreamEvent) -> list[Event]:
+        """What an event tells; by the last one the answer is kept."""
+        parts = self._answer.feed(event.text)
         if event.result is not None:
-            told += self._answer.end()
+            parts += self._answer.end()
             self._keep(event.result)
-        return told
+            await self._exchange.kept()
+        return parts
+
+    def _keep(self, result: TurnResult) -> None:
+        if self._body.diagnostics is not None:
+            found = fingerprint(self._served.id, self._converted.transcript)
+            self._fingerprints.put(self._id, found, prompt_tokens=result.usage.prompt_tokens)
+        self._exchange.keep(assistant_message(self._answer.content))
 
     def _start(self, event: StreamEvent) -> dict[str, Any] | None:
         """The first event, as soon as it is known what the cache has."""
@@ -162,47 +183,6 @@ class Asked:
             {"type": "message_delta", "delta": self._ending(result), "usage": usage},
             {"type": "message_stop", "sessionkv": self._report(result)},
         ]
-
-    # Both ------------------------------------------------------------------------------------
-
-    async def _turn(self, *, stream: bool) -> AsyncGenerator[StreamEvent, None]:
-        """The turn; what is refused is told in the words of the API."""
-        try:
-            async with aclosing(self._run(stream=stream)) as events:
-                async for event in events:
-                    yield event
-        except PromptTooLong as error:
-            raise _too_long(error) from None
-        except InvalidRequest as error:
-            raise self._converted.renamed(error) from None
-
-    async def _run(self, *, stream: bool) -> AsyncGenerator[StreamEvent, None]:
-        conversations = self._caller.conversations
-        exchange = conversations.begin(self._converted.transcript, self._keeping)
-        self._exchange = exchange
-        exchange.is_over = lambda: self._answer.is_over
-        options: TurnOptions = {"sampling": self._sampling, "progress": stream}
-        if not stream:
-            yield StreamEvent(result=await exchange.run(**options))
-            return
-        async with aclosing(exchange.stream(**options)) as events:
-            async for event in events:
-                yield event
-
-    def _keep(self, result: TurnResult) -> None:
-        if self._body.diagnostics is not None:
-            found = fingerprint(self._served.id, self._converted.transcript)
-            self._fingerprints.put(self._id, found, prompt_tokens=result.usage.prompt_tokens)
-        if self._exchange is not None:
-            self._exchange.keep(assistant_message(self._answer.content))
-
-    async def _named(self) -> None:
-        if self._exchange is not None:
-            await self._exchange.kept()
-
-    async def _close(self) -> None:
-        if self._exchange is not None:
-            await self._exchange.close()
 
     def _message(self, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """The answer as it begins."""
@@ -247,10 +227,8 @@ class Asked:
         )
 
     def _report(self, result: TurnResult) -> dict[str, Any]:
-        report = extension([result])
-        if self._converted.rewrites:
-            report["rewrites"] = list(self._converted.rewrites)
-        return report
+        rewrites = [*self._converted.rewrites, *self._exchange.rewrites]
+        return extension([result], rewrites)
 
 
 def _progress(event: StreamEvent) -> dict[str, Any]:

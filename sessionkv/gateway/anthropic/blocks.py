@@ -63,8 +63,12 @@ class MessageContent:
         ]
 
     @property
-    def is_over(self) -> bool:
-        """What comes is left out."""
+    def ends_at(self) -> int | None:
+        """After how many characters the reply is over: what comes is left out; None until then."""
+        return self._parser.first_call_end if self._is_over else None
+
+    @property
+    def _is_over(self) -> bool:
         return self._only_one_call and bool(self._complete)
 
     def feed(self, text: str) -> list[Event]:
@@ -82,8 +86,8 @@ class MessageContent:
             result: The turn's.
             is_window_full: A reply that ended by length has fewer tokens than were asked for.
         """
-        has_calls = bool(self._complete)
-        if has_calls and (self._only_one_call or not self._parser.is_inside_call):
+        calls = {i for i, block in enumerate(self._blocks) if block["type"] == "tool_use"}
+        if calls and calls == self._complete:
             return "tool_use", None
         if result.finish_reason is FinishReason.LENGTH:
             return ("model_context_window_exceeded" if is_window_full else "max_tokens"), None
@@ -95,7 +99,7 @@ class MessageContent:
         return [event for part in parsed for event in self._told(part)]
 
     def _told(self, event: ReplyEvent) -> Iterator[Event]:
-        if self.is_over:
+        if self._is_over:
             return
         match event:
             case Text(text):

@@ -35,20 +35,15 @@ class Converted:
         origins: For each of its messages the field that it comes from.
         tools: All tools, also those that are not in the prompt until a result refers to them.
         rewrites: What was changed on the way, for the report.
-        schemas: The field whose JSON schemas the answer is held to.
     """
 
     transcript: Transcript
     origins: Sequence[str]
     tools: Tools
     rewrites: Sequence[Mapping[str, str]] = ()
-    schemas: str = "tools"
 
     def renamed(self, error: InvalidRequest) -> InvalidRequest:
         """An error of the engine about one of its messages, as one about the request's field."""
-        if str(error.details.get("field")).startswith("sampling.grammar"):
-            why = str(error.details.get("value"))
-            return InvalidRequest(self.schemas, why, "a JSON schema that can be held to")
         match = _OF_ENGINE.match(str(error.details.get("field")))
         if match is None or int(match[1]) >= len(self.origins):
             return error
@@ -80,11 +75,9 @@ def convert(body: CountRequest) -> Converted:
             raise InvalidRequest(f"messages[{i}].content", "empty", "at least one block")
         builder.take(message.role, blocks, f"messages[{i}]")
     builder.flush()
-    has_form = body.output_config is not None and body.output_config.format is not None
-    schemas = "output_config.format.schema" if has_form else "tools"
-    transcript = Transcript(builder.messages, tools.in_prompt or None)
+    transcript = Transcript(builder.messages, tools.in_prompt or None, builder.origins)
     rewrites += builder.rewrites
-    return Converted(transcript, builder.origins, tools, rewrites, schemas)
+    return Converted(transcript, builder.origins, tools, rewrites)
 
 
 def assistant_message(blocks: Iterable[Mapping[str, Any]]) -> Message:

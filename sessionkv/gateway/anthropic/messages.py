@@ -15,7 +15,9 @@ from sessionkv.gateway.anthropic.convert import convert
 from sessionkv.gateway.anthropic.diagnostics import Fingerprints
 from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest
 from sessionkv.gateway.clients import Caller
+from sessionkv.gateway.conversations import Keeping
 from sessionkv.gateway.errors import Problem
+from sessionkv.gateway.helpers import says_helper
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import STREAMED, EventStream, named, unless_gone
 
@@ -49,15 +51,16 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(body: CountRequest, request: Request) -> Response:
-        """How many tokens its prompt has, but for what a kept conversation puts back."""
+        """How many tokens its prompt has: the number that an answer's usage would have now."""
         served = await services.model()
         served.require(body.model)
         check_prompt(body)
         converted = convert(body)
-        client = await services.client(request)
-        transcript = converted.transcript
+        caller = await services.caller(request)
+        keeping = Keeping(is_helper=says_helper(request.headers, None) or False)
+        exchange = caller.conversations.begin(converted.transcript, keeping)
         try:
-            tokens = await client.count(messages=transcript.messages, tools=transcript.tools)
+            tokens = await exchange.count()
         except InvalidRequest as error:
             raise converted.renamed(error) from None
         return JSONResponse({"input_tokens": tokens})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sessionkv.client import TurnResult
-from sessionkv.gateway.openai.response_errors import ResponseNotFound
+from sessionkv.errors import ResponseNotFound
 from sessionkv.gateway.openai.response_ids import session_of
 from sessionkv.gateway.openai.response_store import Found, ResponseStore
 from sessionkv.gateway.openai.response_turn import Plan

@@ -55,7 +55,7 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(
-        None, description="`false` leaves out what follows the first call."
+        None, description="`false` ends an answer with its first call."
     )
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
@@ -108,7 +108,7 @@ class ChatRequest(Sampling):
 
     def demand(self) -> Demand:
         """What an answer is held to by a grammar."""
-        choice, tools = self.tool_choice, self.transcript().tools or []
+        choice, tools = self.tool_choice, [tool.to_map() for tool in self.tools or ()]
         several = self.parallel_tool_calls is not False
         if isinstance(choice, NamedTool):
             named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]

@@ -2,13 +2,16 @@
 
 ::
 
-    http:conv:<id>.00000000.m   it began: its metadata
-    http:conv:<id>.00000001.i   items were added by hand
-    http:conv:<id>.00000002.r   a response: another name of that response's turn
-    http:conv:<id>.00000003.d   an item was deleted
+    http:conv:<id>.00000000.m           it began: its metadata
+    http:conv:<id>.00000001.i           items were added by hand
+    http:conv:<id>.00000002.r           a response: another name of that response's turn
+    http:conv:<id>.00000003.d           an item was deleted
+    http:conv:<id>.00000002.s0000-0001  the sum of what happened before 2, and its only piece
 
-Nothing of it ever changes, so there is nothing that a crash could leave half changed. Its sessions
-stay until the conversation is deleted.
+An event never changes, so there is nothing that a crash could leave half changed. When there are
+:data:`FOLD_AT` of them, a sum takes the place of those before the last response. So a conversation
+holds at most so many sessions and one for each 48 KiB of its text, packed; they stay until it is
+deleted.
 """
 
 from __future__ import annotations
@@ -17,37 +20,33 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sessionkv.client import AsyncClient
 from sessionkv.client.results import NodeInfo
-from sessionkv.errors import InvalidRequest, SessionBusy, SessionExists, SessionNotFound
-from sessionkv.gateway.openai.response_errors import ConversationNotFound
+from sessionkv.errors import (
+    ConversationNotFound,
+    InvalidRequest,
+    SessionBusy,
+    SessionExists,
+    SessionNotFound,
+)
+from sessionkv.gateway.openai.conversation_sums import (
+    ConversationEvent,
+    in_force,
+    kinds_of,
+    packed,
+    unpacked,
+)
 from sessionkv.gateway.openai.response_ids import is_conversation_id
 
 _PREFIX = "http:conv:"
 _DOCUMENT = "conversation"
+_PIECE = "piece"
 _AT_ONCE = 32
+FOLD_AT = 32
 _TRIES = 8
 _TOO_LONG = "less than 64 KiB at a time"
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationEvent:
-    """Something that happened in a conversation.
-
-    Attributes:
-        number: Counted from 0.
-        kind: ``m``, ``i``, ``r`` or ``d``.
-        session: What holds it.
-        node: The turn or root that it is.
-    """
-
-    number: int
-    kind: str
-    session: str
-    node: str
 
 
 class ConversationLog:
@@ -63,13 +62,18 @@ class ConversationLog:
         Raises:
             ConversationNotFound: There is no such conversation.
         """
+        events = in_force(await self._listed(conversation_id))
+        if not events:
+            raise ConversationNotFound(conversation_id)
+        return events
+
+    async def _listed(self, conversation_id: str) -> list[ConversationEvent]:
+        if not is_conversation_id(conversation_id):
+            return []
         found = []
-        if is_conversation_id(conversation_id):
-            for info in await self._client.sessions(f"{_PREFIX}{conversation_id}."):
-                _, number, kind = info.name.rsplit(".", 2)
-                found.append(ConversationEvent(int(number), kind, info.name, info.node))
-        if not found:
-            raise ConversationNotFound.of(conversation_id)
+        for info in await self._client.sessions(f"{_PREFIX}{conversation_id}."):
+            _, number, kind = info.name.rsplit(".", 2)
+            found.append(ConversationEvent(int(number), kind, info.name, info.node))
         return found
 
     async def nodes(self, events: Sequence[ConversationEvent]) -> dict[str, NodeInfo]:
@@ -99,25 +103,25 @@ class ConversationLog:
         """The first event of a new conversation."""
         await self._open(_name(conversation_id, 0, "m"), document)
 
-    async def append(self, conversation_id: str, kind: str, document: Mapping[str, Any]) -> None:
-        """Note that something happened.
+    async def append(self, conversation_id: str, kind: str, document: Mapping[str, Any]) -> int:
+        """Note that something happened; how many events there are then.
 
         Raises:
             ConversationNotFound: There is no such conversation.
             InvalidRequest: There is more than can be kept at a time.
             SessionBusy: Others were faster, again and again.
         """
-        await self.next(conversation_id, kind, lambda name: self._open(name, document))
+        return await self.next(conversation_id, kind, lambda name: self._open(name, document))
 
     async def next(
         self, conversation_id: str, kind: str, make: Callable[[str], Awaitable[object]]
-    ) -> None:
+    ) -> int:
         """Make the session of what happened next; where somebody was faster, of what did then."""
         for _ in range(_TRIES):
-            number = (await self.events(conversation_id))[-1].number + 1
+            events = await self.events(conversation_id)
             with contextlib.suppress(SessionExists):
-                await make(_name(conversation_id, number, kind))
-                return
+                await make(_name(conversation_id, events[-1].number + 1, kind))
+                return len(events) + 1
         raise SessionBusy("much happens in this conversation at once", param="conversation")
 
     async def _open(self, name: str, document: Mapping[str, Any]) -> None:
@@ -144,10 +148,42 @@ class ConversationLog:
         Raises:
             ConversationNotFound: There is no such conversation.
         """
+        listed = await self._listed(conversation_id)
+        if not listed:
+            raise ConversationNotFound(conversation_id)
         # Its beginning goes last: what a crash leaves is still a conversation, to be deleted again.
-        for event in reversed(await self.events(conversation_id)):
-            with contextlib.suppress(SessionNotFound):
-                await self._client.delete(event.session)
+        last = in_force(listed)
+        for event in [*(event for event in listed if event not in last), *reversed(last)]:
+            await self._drop(event)
+
+    async def fold(self, conversation_id: str, number: int, document: Mapping[str, Any]) -> None:
+        """Let a sum take the place of all events before one.
+
+        Args:
+            conversation_id: The conversation.
+            number: Of the first event that is not in the sum.
+            document: The sum.
+        """
+        pieces = packed(document)
+        for kind, piece in zip(kinds_of(pieces), pieces, strict=True):
+            with contextlib.suppress(SessionExists):  # a fold that a crash cut off had made it
+                await self._open(_name(conversation_id, number, kind), {_PIECE: piece})
+        last = {event.session for event in in_force(await self._listed(conversation_id))}
+        for event in await self._listed(conversation_id):
+            if event.session not in last and event.number <= number:
+                await self._drop(event)
+
+    async def sum_of(self, events: Sequence[ConversationEvent]) -> dict[str, Any] | None:
+        """The document of the sum that events begin with; None where there is none."""
+        pieces = [event for event in events if event.piece is not None]
+        if not pieces:
+            return None
+        nodes = await self.nodes(pieces)
+        return unpacked(document_of(nodes[event.node])[_PIECE] for event in pieces)
+
+    async def _drop(self, event: ConversationEvent) -> None:
+        with contextlib.suppress(SessionNotFound):
+            await self._client.delete(event.session)
 
 
 def _name(conversation_id: str, number: int, kind: str) -> str:

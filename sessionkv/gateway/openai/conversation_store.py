@@ -5,24 +5,23 @@ What a conversation is now follows from reading what happened in it, in order; n
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sessionkv.client import AsyncClient
 from sessionkv.client.results import NodeInfo
 from sessionkv.errors import (
+    ItemNotFound,
     SessionBusy,
     SessionKVError,
+    SessionNotFound,
 )
-from sessionkv.gateway.openai.conversation_log import (
-    ConversationEvent,
-    ConversationLog,
-    document_of,
-)
-from sessionkv.gateway.openai.response_body import Kept
-from sessionkv.gateway.openai.response_errors import ItemNotFound
+from sessionkv.gateway.openai.conversation_log import FOLD_AT, ConversationLog, document_of
+from sessionkv.gateway.openai.conversation_sums import ConversationEvent
+from sessionkv.gateway.openai.response_body import KeptResponse
 from sessionkv.gateway.openai.response_ids import (
     item_ids,
     new_conversation_id,
@@ -33,6 +32,10 @@ from sessionkv.gateway.openai.response_items import from_messages, to_messages
 from sessionkv.gateway.openai.response_store import Found, ResponseStore, Standing
 
 Item = dict[str, Any]
+T = TypeVar("T")
+_TRIES = 3
+_OWN = ("created_at", "metadata")
+"""Of a conversation, beside its items."""
 
 
 class ConversationStore:
@@ -90,10 +93,25 @@ class ConversationStore:
         Raises:
             ConversationNotFound: There is no such conversation.
         """
-        events = await self._log.events(conversation_id)
-        latest = next(event for event in reversed(events) if event.kind == "m")
-        document = document_of(await self._log.node(latest))
+        document = await self._read(conversation_id, self._document)
         return {"id": conversation_id, "object": "conversation", **document}
+
+    async def _read(
+        self, conversation_id: str, of: Callable[[list[ConversationEvent]], Awaitable[T]]
+    ) -> T:
+        """What is read of the events; once more where a sum took the place of some meanwhile."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(SessionNotFound):
+                return await of(await self._log.events(conversation_id))
+        return await of(await self._log.events(conversation_id))
+
+    async def _document(self, events: Sequence[ConversationEvent]) -> dict[str, Any]:
+        """When it began, and its metadata now."""
+        latest = next((event for event in reversed(events) if event.kind == "m"), None)
+        if latest is not None:
+            return document_of(await self._log.node(latest))
+        document = await self._log.sum_of(events) or {}
+        return {name: document[name] for name in _OWN}
 
     async def all_items(self, conversation_id: str) -> list[Item]:
         """All items that are in a conversation now.
@@ -101,13 +119,15 @@ class ConversationStore:
         Raises:
             ConversationNotFound: There is no such conversation.
         """
-        return await self._items(await self._log.events(conversation_id))
+        return await self._read(conversation_id, self._items)
 
     async def _items(self, events: Sequence[ConversationEvent]) -> list[Item]:
-        nodes = await self._log.nodes(events)
-        items: list[Item] = []
+        before = await self._log.sum_of(events)
+        since = [event for event in events if event.piece is None]
+        nodes = await self._log.nodes(since)
+        items: list[Item] = [] if before is None else before["items"]
         deleted: set[str] = set()
-        for event in events:
+        for event in since:
             node = nodes[event.node]
             if event.kind == "i":
                 items += document_of(node)["items"]
@@ -126,7 +146,7 @@ class ConversationStore:
         for item in await self.all_items(conversation_id):
             if item["id"] == item_id:
                 return item
-        raise ItemNotFound.of(item_id)
+        raise ItemNotFound(item_id)
 
     async def standing(self, conversation_id: str) -> Standing:
         """Where a conversation is, for a response to go on from.
@@ -134,7 +154,9 @@ class ConversationStore:
         Raises:
             ConversationNotFound: There is no such conversation.
         """
-        events = await self._log.events(conversation_id)
+        return await self._read(conversation_id, self._standing)
+
+    async def _standing(self, events: Sequence[ConversationEvent]) -> Standing:
         places = [place for place, event in enumerate(events) if event.kind == "r"]
         if not places:
             return Standing(None, None, (), await self._items(events))
@@ -183,8 +205,8 @@ class ConversationStore:
         """
         body = await self.body(conversation_id)
         body["metadata"] = dict(metadata or {})
-        document = {name: body[name] for name in ("created_at", "metadata")}
-        await self._log.append(conversation_id, "m", document)
+        document = {name: body[name] for name in _OWN}
+        self._fold_if_long(conversation_id, await self._log.append(conversation_id, "m", document))
         return body
 
     async def add_items(self, conversation_id: str, items: Sequence[Item]) -> list[Item]:
@@ -198,7 +220,8 @@ class ConversationStore:
         named = _named(items)
         await self._log.events(conversation_id)
         self._require_rest(conversation_id)
-        await self._log.append(conversation_id, "i", {"items": named})
+        document = {"items": named}
+        self._fold_if_long(conversation_id, await self._log.append(conversation_id, "i", document))
         return named
 
     async def delete_item(self, conversation_id: str, item_id: str) -> dict[str, Any]:
@@ -210,7 +233,8 @@ class ConversationStore:
         """
         await self.item(conversation_id, item_id)
         self._require_rest(conversation_id)
-        await self._log.append(conversation_id, "d", {"item": item_id})
+        document = {"item": item_id}
+        self._fold_if_long(conversation_id, await self._log.append(conversation_id, "d", document))
         return await self.body(conversation_id)
 
     async def add_response(self, conversation_id: str, response_id: str) -> None:
@@ -220,7 +244,27 @@ class ConversationStore:
             ConversationNotFound: It was deleted meanwhile.
         """
         session = self._client.session(session_of(response_id))
-        await self._log.next(conversation_id, "r", session.fork)
+        count = await self._log.next(conversation_id, "r", session.fork)
+        self._fold_if_long(conversation_id, count)
+
+    def _fold_if_long(self, conversation_id: str, count: int) -> None:
+        if count >= FOLD_AT:
+            self._responses.later(self._fold(conversation_id))
+
+    async def _fold(self, conversation_id: str) -> None:
+        """Sum up what happened before the last response, which is gone on from.
+
+        Where that is little, since much was added by hand behind it, all of it is summed up: the
+        next response then writes the conversation anew.
+        """
+        events = await self._log.events(conversation_id)
+        end = max((place for place, event in enumerate(events) if event.kind == "r"), default=0)
+        if end < FOLD_AT // 2:
+            end = len(events)
+        number = events[end].number if end < len(events) else events[-1].number + 1
+        document = await self._document(events[:end])
+        items = await self._items(events[:end])
+        await self._log.fold(conversation_id, number, {**document, "items": items})
 
     async def delete(self, conversation_id: str) -> None:
         """Forget all of it; its responses stay.
@@ -232,7 +276,7 @@ class ConversationStore:
 
 
 def _found(node: NodeInfo) -> Found | None:
-    kept = Kept.of(node)
+    kept = KeptResponse.of(node)
     return None if kept is None else Found(node, kept)
 
 

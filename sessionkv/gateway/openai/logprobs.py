@@ -110,6 +110,16 @@ class CompletionLogprobs:
         }
 
 
+def joined(pieces: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Those of all pieces of an answer as one; None where none has any."""
+    whole: dict[str, Any] | None = None
+    for piece in filter(None, pieces):
+        whole = whole or dict.fromkeys(piece)
+        for name, value in piece.items():
+            whole[name] = value if whole[name] is None else whole[name] + value
+    return whole
+
+
 def _tops(entries: Sequence[TokenLogprob], pieces: Mapping[int, bytes]) -> dict[str, float]:
     return {_text(entry, pieces): max(entry.logprob, LEAST) for entry in reversed(entries)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sessionkv.gateway.openai.response_errors import ItemNotFound
+from sessionkv.errors import ItemNotFound
 
 
 def page_of(
@@ -26,7 +26,7 @@ def page_of(
     if after is not None:
         ids = [item["id"] for item in ordered]
         if after not in ids:
-            raise ItemNotFound.of(after, "after")
+            raise ItemNotFound(after, "after")
         ordered = ordered[ids.index(after) + 1 :]
     page = ordered[:limit]
     return {

@@ -43,7 +43,7 @@ def join_system(parts: Sequence[SystemPart]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptResponse:
     """What is kept of a response beside its turn's own messages.
 
     Attributes:
@@ -65,7 +65,7 @@ class Kept:
         return {_KEPT: dict(self.echo), _PARTS: parts, _OWN: own}
 
     @classmethod
-    def of(cls, node: NodeInfo) -> Kept | None:
+    def of(cls, node: NodeInfo) -> KeptResponse | None:
         """The way back; None where the turn is no response."""
         echo = node.metadata.get(_KEPT)
         if not isinstance(echo, Mapping) or "id" not in echo:
@@ -109,6 +109,7 @@ def echo_of(body: ResponseRequest, response_id: str, *, model: str, tier: str) -
     conversation = None if body.conversation_id is None else {"id": body.conversation_id}
     return {
         "id": response_id,
+        "background": bool(body.background),
         "created_at": int(time.time()),
         "model": model,
         "conversation": conversation,
@@ -127,6 +128,7 @@ def echo_of(body: ResponseRequest, response_id: str, *, model: str, tier: str) -
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": text,
         "tool_choice": body.tool_choice or "auto",
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "user": body.user,
@@ -142,7 +144,7 @@ def _cache_options(body: ResponseRequest) -> dict[str, Any] | None:
 
 
 def body_of(
-    kept: Kept,
+    kept: KeptResponse,
     tools: Sequence[Mapping[str, Any]],
     *,
     status: str,
@@ -155,7 +157,8 @@ def body_of(
     Args:
         kept: Of the response.
         tools: As the template has them.
-        status: ``in_progress``, ``completed``, ``incomplete`` or ``failed``.
+        status: ``queued``, ``in_progress``, ``completed``, ``incomplete``, ``failed`` or
+            ``cancelled``.
         output: Its items.
         usage: From :func:`usage_of`.
         error: Why it failed.
@@ -164,13 +167,11 @@ def body_of(
     return {
         "object": "response",
         "status": status,
-        "background": False,
         "error": error,
         "incomplete_details": reason,
         "instructions": kept.instructions,
         "output": list(output),
         "tools": from_tools(tools),
-        "top_logprobs": 0,
         "usage": usage,
         **kept.echo,
     }

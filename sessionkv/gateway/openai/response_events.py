@@ -11,6 +11,7 @@ from typing import Any
 
 from sessionkv.gateway.openai.response_ids import item_ids
 from sessionkv.gateway.openai.response_items import output_part, reasoning_part, sealed
+from sessionkv.gateway.openai.text_logprobs import ToldText
 from sessionkv.gateway.replies import (
     CallArguments,
     CallBegins,
@@ -20,7 +21,7 @@ from sessionkv.gateway.replies import (
     Text,
 )
 
-Event = dict[str, Any]
+ResponseEvent = dict[str, Any]
 _LISTED = {"message": output_part, "reasoning": reasoning_part}
 _SPOKEN = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
@@ -47,6 +48,7 @@ class ResponseWriter:
         self._seals = seals
         self._number = 0
         self._text = ""  # of the open item
+        self._logprobs: list[dict[str, Any]] = []  # of the open item
         self._is_open = False
         self._calls_once = calls_once
 
@@ -58,20 +60,23 @@ class ResponseWriter:
             for item in self.output
         )
 
-    def begin(self, body: Mapping[str, Any]) -> list[Event]:
-        """The first events.
+    def begin(self, body: Mapping[str, Any]) -> list[ResponseEvent]:
+        """The first events: that it is there, and whether it waits or is being made.
 
         Args:
             body: The response as it is now.
         """
-        kinds = ("response.created", "response.in_progress")
-        return [self._event(kind, response=body) for kind in kinds]
+        return [self._event("response.created", response=body), self.become(body)]
 
-    def feed(self, pieces: Iterable[ReplyEvent]) -> list[Event]:
+    def become(self, body: Mapping[str, Any]) -> ResponseEvent:
+        """The event that tells of the response's new status; the last one where that is final."""
+        return self._event(f"response.{body['status']}", response=body)
+
+    def feed(self, pieces: Iterable[ReplyEvent | ToldText]) -> list[ResponseEvent]:
         """Take what the reply says next."""
         return [event for piece in pieces if not self.is_over for event in self._take(piece)]
 
-    def end(self, *, is_cut: bool) -> list[Event]:
+    def end(self, *, is_cut: bool) -> list[ResponseEvent]:
         """The reply is over.
 
         Args:
@@ -84,14 +89,12 @@ class ResponseWriter:
         unfinished = is_cut or last["type"] == "function_call"
         return [*events, *self._close("incomplete" if unfinished else "completed")]
 
-    def finish(self, body: Mapping[str, Any]) -> Event:
-        """The last event, by the response's status."""
-        return self._event(f"response.{body['status']}", response=body)
-
-    def _take(self, piece: ReplyEvent) -> Iterator[Event]:
+    def _take(self, piece: ReplyEvent | ToldText) -> Iterator[ResponseEvent]:
         match piece:
             case Text(text):
-                yield from self._say("message", text)
+                yield from self._say("message", text, logprobs=[])
+            case ToldText(text, logprobs):
+                yield from self._say("message", text, logprobs=list(logprobs))
             case Reasoning(text):
                 yield from self._say("reasoning", text)
             case CallBegins(_, call_id, name):
@@ -105,17 +108,18 @@ class ResponseWriter:
             case CallEnds(_):
                 yield from self._close("completed")
 
-    def _say(self, kind: str, text: str) -> Iterator[Event]:
+    def _say(self, kind: str, text: str, **beside: Any) -> Iterator[ResponseEvent]:
         if not self._is_open or self.output[-1]["type"] != kind:
             yield from self._open(kind, **_blank(kind))
         self._text += text
-        yield self._about(f"{_SPOKEN[kind]}.delta", content_index=0, delta=text, **_beside(kind))
+        self._logprobs += beside.get("logprobs", ())
+        yield self._about(f"{_SPOKEN[kind]}.delta", content_index=0, delta=text, **beside)
 
-    def _open(self, kind: str, **fields: Any) -> list[Event]:
+    def _open(self, kind: str, **fields: Any) -> list[ResponseEvent]:
         events = self._close("incomplete" if self._in_call() else "completed")
         item_id = self._new_id(kind, len(self.output))
         self.output.append({"id": item_id, "type": kind, "status": "in_progress", **fields})
-        self._is_open, self._text = True, ""
+        self._is_open, self._text, self._logprobs = True, "", []
         index = len(self.output) - 1
         events.append(
             self._event("response.output_item.added", output_index=index, item=self._copy())
@@ -125,7 +129,7 @@ class ResponseWriter:
             events.append(self._about("response.content_part.added", content_index=0, part=part))
         return events
 
-    def _close(self, status: str) -> list[Event]:
+    def _close(self, status: str) -> list[ResponseEvent]:
         if not self._is_open:
             return []
         self._is_open = False
@@ -134,11 +138,12 @@ class ResponseWriter:
         kind, events = item["type"], []
         if kind in _LISTED:
             part = _LISTED[kind](text)
-            item["content"] = [part]
-            said = self._about(f"{_SPOKEN[kind]}.done", content_index=0, text=text, **_beside(kind))
+            beside = {"logprobs": self._logprobs} if kind == "message" else {}
+            item["content"] = [{**part, **beside}]
+            said = self._about(f"{_SPOKEN[kind]}.done", content_index=0, text=text, **beside)
             events = [
                 said,
-                self._about("response.content_part.done", content_index=0, part=dict(part)),
+                self._about("response.content_part.done", content_index=0, part={**part, **beside}),
             ]
             if kind == "reasoning" and self._seals:
                 item["encrypted_content"] = sealed(text)
@@ -159,12 +164,12 @@ class ResponseWriter:
     def _copy(self) -> dict[str, Any]:
         return dict(self.output[-1])
 
-    def _about(self, kind: str, **fields: Any) -> Event:
+    def _about(self, kind: str, **fields: Any) -> ResponseEvent:
         """An event about the open item."""
         place = {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
         return self._event(kind, **place, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> Event:
+    def _event(self, kind: str, **fields: Any) -> ResponseEvent:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return event
@@ -172,10 +177,6 @@ class ResponseWriter:
 
 def _blank(kind: str) -> dict[str, Any]:
     return {"role": "assistant", "content": []} if kind == "message" else {"summary": []}
-
-
-def _beside(kind: str) -> dict[str, Any]:
-    return {"logprobs": []} if kind == "message" else {}
 
 
 def output_of(

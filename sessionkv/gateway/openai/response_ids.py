@@ -17,6 +17,10 @@ from typing import Literal
 
 PASSING = "~http:passing:"
 """Begins the names of sessions of responses that are not stored."""
+BEGUN = "~http:begun:"
+"""Begins the names of sessions that note responses which are made in the background."""
+ENDED = "~http:ended:"
+"""Of those that failed or were cancelled."""
 Side = Literal["i", "o"]
 """Whether an item came in or was given out."""
 
@@ -25,6 +29,7 @@ _PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "compaction": "cmp",
 }
 _RESPONSE = re.compile(r"resp_[0-9a-f]{32}", re.ASCII)
 _CONVERSATION = re.compile(r"conv_[0-9a-f]{32}", re.ASCII)

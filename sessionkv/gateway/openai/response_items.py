@@ -21,6 +21,8 @@ Message = dict[str, Any]
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 _SEALED = "skv1."
+_SUMMARY = "Of the conversation so far this summary was kept; go on from it:\n\n"
+"""Stands before the summary of an item ``compaction``, which is said as the user's message."""
 
 
 def to_messages(items: Sequence[Item], *, field: str = "input") -> list[Message]:
@@ -58,11 +60,14 @@ class _Builder:
             output = _text(_readable(item.get("output")), f"{field}.output")
             call_id = _string(item, "call_id", field)
             self._plain({"role": "tool", "tool_call_id": call_id, "content": output})
+        elif kind == "compaction":
+            self._plain({"role": "user", "content": _SUMMARY + _summary(item, field)})
         else:
             raise InvalidRequest(
                 f"{field}.type",
                 kind,
-                "message, reasoning, function_call, function_call_output or item_reference",
+                "message, reasoning, function_call, function_call_output, compaction or "
+                "item_reference",
             )
 
     def finish(self) -> list[Message]:
@@ -94,6 +99,8 @@ class _Builder:
         call_id = _string(item, "call_id", field)
         if kind == "function_call":
             arguments = item.get("arguments") or "{}"
+            if not isinstance(arguments, Mapping):
+                arguments = _string({"arguments": arguments}, "arguments", field)
         else:
             arguments = {"input": _string(item, "input", field)}
         message = self._open or self._begin()
@@ -123,6 +130,14 @@ class _Builder:
                 self._open["content"] = ""
             self._messages.append(self._open)
         self._open = None
+
+
+def _summary(item: Item, field: str) -> str:
+    text = unsealed(item.get("encrypted_content"))
+    if not text:
+        where, value = f"{field}.encrypted_content", item.get("encrypted_content")
+        raise InvalidRequest(where, value, "what /v1/responses/compact has answered here")
+    return text
 
 
 def _string(item: Item, key: str, field: str) -> str:
@@ -188,7 +203,10 @@ def from_messages(
         role, content = message["role"], message.get("content")
         if message.get("reasoning_content"):
             add("reasoning", summary=[], content=[reasoning_part(message["reasoning_content"])])
-        if role == "tool":
+        if role == "user" and content and content.startswith(_SUMMARY):
+            item_id = new_id("compaction", len(items))
+            items.append(summary_item(item_id, content[len(_SUMMARY) :]))
+        elif role == "tool":
             call_id = message.get("tool_call_id") or ""
             add("function_call_output", call_id=call_id, output=content or "")
         elif role == "assistant":
@@ -214,9 +232,14 @@ def reasoning_part(text: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": text}
 
 
-def sealed(reasoning: str) -> str:
-    """Reasoning as a client carries it that keeps no reasoning: written down, not encrypted."""
-    return _SEALED + base64.urlsafe_b64encode(reasoning.encode()).decode()
+def sealed(text: str) -> str:
+    """Text as clients carry it that only hand it back: written down, not encrypted."""
+    return _SEALED + base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def summary_item(item_id: str, summary: str) -> dict[str, Any]:
+    """An item that stands for a conversation of which a summary was made."""
+    return {"id": item_id, "type": "compaction", "encrypted_content": sealed(summary)}
 
 
 def unsealed(value: object) -> str:

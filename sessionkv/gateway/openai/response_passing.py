@@ -14,7 +14,7 @@ from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.gateway.conversations import Conversations, Keeping
 from sessionkv.gateway.helpers import is_helper
-from sessionkv.gateway.keeping import name_in
+from sessionkv.gateway.keeping import named, says_steady
 from sessionkv.gateway.openai.response_turn import Plan
 from sessionkv.gateway.transcript import Message, Transcript
 
@@ -36,7 +36,7 @@ class PassingResponses:
         self,
         plan: Plan,
         options: TurnOptions,
-        is_over: Callable[[], bool],
+        ends_at: Callable[[], int | None],
         reply_of: Callable[[TurnResult], Message | None],
     ) -> AsyncGenerator[StreamEvent, None]:
         """Run a plan; by its last event the conversation can be found.
@@ -44,7 +44,7 @@ class PassingResponses:
         Args:
             plan: What is to be run.
             options: Sampling and priority.
-            is_over: Asked after each event; where it is, the turn ends there.
+            ends_at: Asked after each event: after how many characters the reply ends, if it does.
             reply_of: The answer as the client will send it back; None where that is no one message.
 
         Raises:
@@ -53,7 +53,7 @@ class PassingResponses:
         system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
         transcript = Transcript([*system, *plan.messages], plan.tools or None)
         exchange = self._conversations.begin(transcript, self._keeping(plan, transcript))
-        exchange.is_over = is_over
+        exchange.ends_at = ends_at
         try:
             async with aclosing(exchange.stream(**options)) as events:
                 async for event in events:
@@ -72,5 +72,5 @@ class PassingResponses:
             metadata=echo.get("metadata"),
             max_tokens=echo.get("max_output_tokens"),
         )
-        label = echo.get("prompt_cache_key") or name_in(self._headers)
-        return Keeping(is_helper=helper, label=label)
+        label = echo.get("prompt_cache_key") or named(self._headers)
+        return Keeping(is_helper=helper, label=label, is_steady=says_steady(self._headers))

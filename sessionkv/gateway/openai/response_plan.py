@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from sessionkv.errors import InvalidRequest
-from sessionkv.gateway.errors import refused
-from sessionkv.gateway.openai.response_body import Kept, SystemPart, join_system
-from sessionkv.gateway.openai.response_errors import (
+from sessionkv.errors import (
+    InvalidRequest,
     ItemNotFound,
-    PreviousResponseNotFound,
     ResponseNotFound,
 )
+from sessionkv.gateway.errors import refused
+from sessionkv.gateway.openai.response_body import KeptResponse, SystemPart, join_system
 from sessionkv.gateway.openai.response_ids import place_of, session_of
 from sessionkv.gateway.openai.response_items import to_messages, to_tools
 from sessionkv.gateway.openai.response_schema import ResponseRequest
@@ -79,10 +78,10 @@ async def _going_on(
     system = join_system(parts)
     name = store.name(str(echo["id"]), is_stored=body.is_stored)
     if system == before.node.system and list(tools) == list(before.node.tools):
-        kept = Kept(echo, parts, num_history=len(extra))
+        kept = KeptResponse(echo, parts, num_history=len(extra))
         return Plan(name, session, system, tools, [*extra, *said], kept, body.is_stored)
     history = [*await store.history(session), *extra]
-    kept = Kept(echo, parts, num_history=len(history))
+    kept = KeptResponse(echo, parts, num_history=len(history))
     return Plan(name, None, system, tools, [*history, *said], kept, body.is_stored)
 
 
@@ -105,7 +104,7 @@ def _beginning(
     whole = [*history, *said]
     leading = list(takewhile(lambda message: message["role"] in _SYSTEM_ROLES, whole))
     parts = _parts(body, [SystemPart(m["role"], m["content"]) for m in leading])
-    kept = Kept(
+    kept = KeptResponse(
         echo,
         parts,
         num_history=max(0, len(history) - len(leading)),
@@ -125,10 +124,7 @@ def _parts(body: ResponseRequest, others: Sequence[SystemPart]) -> tuple[SystemP
 async def _previous(store: ResponseStore, response_id: str | None) -> Standing:
     if response_id is None:
         return Standing(None, None, (), ())
-    try:
-        return Standing(session_of(response_id), await store.find(response_id), (), ())
-    except ResponseNotFound:
-        raise PreviousResponseNotFound.of(response_id) from None
+    return Standing(session_of(response_id), await store.previous(response_id), (), ())
 
 
 async def _recognised(
@@ -185,8 +181,8 @@ async def referred(
         try:
             response = await store.find(place.response_id)
         except ResponseNotFound:
-            raise ItemNotFound.of(str(item_id), param) from None
+            raise ItemNotFound(str(item_id), param) from None
         items = store.output(response) if place.side == "o" else store.input_items(response)
         if place.index < len(items) and items[place.index]["id"] == item_id:
             return items[place.index]
-    raise ItemNotFound.of(str(item_id), param)
+    raise ItemNotFound(str(item_id), param)

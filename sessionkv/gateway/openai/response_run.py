@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Any
 
-from sessionkv.client import TurnResult
+from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import SessionKVError
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.openai.cache_diagnostics import compared_to, diagnosis
 from sessionkv.gateway.openai.conversation_store import ConversationStore
-from sessionkv.gateway.openai.response_body import Kept, body_of, echo_of, status_of, usage_of
-from sessionkv.gateway.openai.response_events import Event, ResponseWriter
+from sessionkv.gateway.openai.response_body import (
+    KeptResponse,
+    body_of,
+    echo_of,
+    status_of,
+    usage_of,
+)
+from sessionkv.gateway.openai.response_events import ResponseEvent, ResponseWriter
 from sessionkv.gateway.openai.response_ids import new_response_id
 from sessionkv.gateway.openai.response_items import namespaces_of
 from sessionkv.gateway.openai.response_plan import plan_of
@@ -21,13 +27,20 @@ from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.response_store import Found, ResponseStore, Standing
 from sessionkv.gateway.openai.response_turn import Plan
 from sessionkv.gateway.openai.sampling import priority_of, sampling_of, tier_of
+from sessionkv.gateway.openai.text_logprobs import TextLogprobs, ToldText
+from sessionkv.gateway.replies import ReplyEvent, ReplyParser
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.sse import named
 from sessionkv.types import FinishReason, SamplingParams
 
 
 class ResponseRun:
-    """Makes one response. One event loop; :meth:`events` is iterated once."""
+    """Makes one response. One event loop; :meth:`events` is iterated once.
+
+    Attributes:
+        id: Of the response.
+        is_settling: Its turn is there: what is left of it is to be let end.
+    """
 
     def __init__(
         self,
@@ -48,16 +61,28 @@ class ResponseRun:
         self._body = body
         self._store = store
         self._conversations = conversations
-        self._id = new_response_id()
-        self._echo = echo_of(body, self._id, model=model, tier=tier_of(body))
+        self.id = new_response_id()
+        self._echo = echo_of(body, self.id, model=model, tier=tier_of(body))
         self._writer = ResponseWriter(
-            self._id,
+            self.id,
             seals=body.seals_reasoning,
             calls_once=body.parallel_tool_calls is False,
         )
         self._plan: Plan | None = None
+        self._logprobs: TextLogprobs | None = None
+        self.is_settling = False
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    @property
+    def is_streamed(self) -> bool:
+        """It was asked for as a stream."""
+        return bool(self._body.stream)
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """What came in with it; empty before its first event."""
+        plan = self._plan
+        return [] if plan is None else self._store.items_of(plan.kept, plan.messages)
+
+    async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         """All events; the last one has the whole response, which is there by then.
 
         What is wrong with the request, or keeps its turn from being taken, is raised before the
@@ -74,7 +99,7 @@ class ResponseRun:
                 async for event in events:
                     yield event
 
-    async def _all(self, standing: Standing | None) -> AsyncGenerator[Event, None]:
+    async def _all(self, standing: Standing | None) -> AsyncGenerator[ResponseEvent, None]:
         plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
         self._writer.namespaces = namespaces_of(self._body.tools or ())
         if plan.messages:
@@ -86,33 +111,61 @@ class ResponseRun:
         self._echo["store"] = False
         for first in self._writer.begin(self._object("in_progress")):
             yield first
-        yield self._writer.finish(self._object("completed", usage=usage_of({}, ())))
+        yield self._writer.become(self._object("completed", usage=usage_of({}, ())))
 
-    async def _run(self, plan: Plan) -> AsyncGenerator[Event, None]:
+    async def _run(self, plan: Plan) -> AsyncGenerator[ResponseEvent, None]:
         calls = bool(plan.tools) and plan.kept.calls_tools
-        parser, writer = self._store.parser(self._id, calls=calls), self._writer
+        parser, writer = self._store.parser(self.id, calls=calls), self._writer
         other = await self._compare()
         options = TurnOptions(
             sampling=self._sampling(plan),
             priority=priority_of(self._body),
             progress=True,  # so that the first event comes when the turn is taken
         )
+        if self._body.num_logprobs is not None:
+            style = self._store.style_of(calls=calls)
+            self._logprobs = TextLogprobs(style, tops=self._body.num_logprobs)
+        if self._body.background:
+            await self._store.notes.begin(plan)
+            for said in writer.begin(self._object("queued")):
+                yield said
         has_begun = False
-        async with aclosing(self._store.run(plan, options, lambda: writer.is_over)) as running:
+
+        def ends_at() -> int | None:
+            return parser.first_call_end if writer.is_over else None
+
+        async with aclosing(self._store.run(plan, options, ends_at)) as running:
             async for event in running:
                 if not has_begun:
                     has_begun = True
-                    for said in writer.begin(self._object("in_progress")):
+                    for said in self._taken():
                         yield said
-                if event.text:
-                    for said in writer.feed(parser.feed(event.text)):
-                        yield said
+                for said in writer.feed(await self._pieces(parser, event)):
+                    yield said
                 if event.result is not None:
+                    self.is_settling = True
                     is_cut = event.result.finish_reason is FinishReason.LENGTH
-                    for said in [*writer.feed(parser.end()), *writer.end(is_cut=is_cut)]:
+                    for said in [*writer.feed(self._rest(parser)), *writer.end(is_cut=is_cut)]:
                         yield said
                     await self._keep()
-                    yield writer.finish(self._whole(plan, event.result, other))
+                    yield writer.become(self._whole(plan, event.result, other))
+
+    def _taken(self) -> list[ResponseEvent]:
+        body = self._object("in_progress")
+        return [self._writer.become(body)] if self._body.background else self._writer.begin(body)
+
+    async def _pieces(
+        self, parser: ReplyParser, event: StreamEvent
+    ) -> Sequence[ReplyEvent | ToldText]:
+        if self._logprobs is None:
+            return parser.feed(event.text) if event.text else ()
+        if event.logprobs:
+            self._logprobs.take(event.logprobs, await self._store.spelled(event.logprobs))
+        return self._logprobs.feed(parser, event.text)
+
+    def _rest(self, parser: ReplyParser) -> Sequence[ReplyEvent | ToldText]:
+        rest = parser.end()
+        return rest if self._logprobs is None else self._logprobs.told(rest)
 
     def _sampling(self, plan: Plan) -> SamplingParams:
         """Raises InvalidRequest where a parameter is not allowed."""
@@ -121,7 +174,7 @@ class ResponseRun:
         (sampling,) = sampling_of(
             body,
             max_tokens=body.max_output_tokens,
-            logprobs=None,
+            logprobs=body.num_logprobs,
             grammar=grammar,
             fit_window=True,
         )
@@ -131,12 +184,12 @@ class ResponseRun:
         body = self._body
         if body.conversation_id is not None:
             try:
-                await self._conversations.add_response(body.conversation_id, self._id)
+                await self._conversations.add_response(body.conversation_id, self.id)
             except SessionKVError:
-                await self._store.delete(self._id)  # it is in its conversation, or not at all
+                await self._store.delete(self.id)  # it is in its conversation, or not at all
                 raise
         if body.is_stored and body.pin is not None:
-            self._store.pin(self._id, *body.pin)
+            self._store.pin(self.id, *body.pin)
 
     async def _compare(self) -> Found | None:
         cache = self._body.prompt_cache_options
@@ -163,16 +216,33 @@ class ResponseRun:
 
     def failed(self, problem: Problem) -> bytes:
         """The last event of a stream that failed after its first, framed."""
+        event = self.failure(problem)
+        return named(event["type"], event)
+
+    def failure(self, problem: Problem) -> ResponseEvent:
+        """The last event of a response that failed after its first."""
         own = problem.openai()["error"]
         codes = {429: "rate_limit_exceeded"} if problem.status < 500 else {}
         fallback = own["code"] if problem.status < 500 else "server_error"
-        failure = {**own, "code": codes.get(problem.status, fallback)}
-        event = self._writer.finish(
-            self._object("failed", output=self._writer.output, error=failure)
-        )
-        return named(event["type"], event)
+        error = {**own, "code": codes.get(problem.status, fallback)}
+        return self._writer.become(self._object("failed", output=self._writer.output, error=error))
+
+    def cancelled(self) -> ResponseEvent:
+        """The last event of a response that was cancelled."""
+        return self._writer.become(self._object("cancelled", output=self._writer.output))
+
+    async def settle(self, body: Mapping[str, Any]) -> None:
+        """Have it noted how a response in the background ended; one that failed is not there.
+
+        Raises:
+            SessionKVError: The engine cannot do that.
+        """
+        if self._plan is not None:
+            if body["status"] in ("failed", "cancelled"):
+                await self._store.forget(self._plan)
+            await self._store.notes.end(self._plan, body)
 
     def _object(self, status: str, **outcome: Any) -> dict[str, Any]:
         if self._plan is None:
-            return body_of(Kept(self._echo), (), status=status, **outcome)
+            return body_of(KeptResponse(self._echo), (), status=status, **outcome)
         return body_of(self._plan.kept, self._plan.tools, status=status, **outcome)

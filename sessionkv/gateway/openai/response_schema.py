@@ -13,6 +13,7 @@ from sessionkv.gateway.errors import refused
 from sessionkv.gateway.grammars import ANY_JSON, Demand
 from sessionkv.gateway.keeping import DAY_S, IN_MEMORY_S
 from sessionkv.gateway.openai.schema import Body, Sampling
+from sessionkv.types.sampling import MAX_LOGPROBS
 
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
@@ -24,7 +25,8 @@ HALF_HOUR_S = 1800.0
 MAX_FORMAT_BYTES = 48 * 1024
 """Of a format that is kept with the response, beside everything else that is."""
 _HAVE_NO_EFFECT = "Accepted; has no effect."
-_REFUSED = ("background", "prompt", "context_management", "moderation", "stop", "top_logprobs")
+_REFUSED = ("prompt", "context_management", "moderation", "stop")
+_LOGPROBS = "message.output_text.logprobs"
 
 _REPEATED = (
     "tools",
@@ -106,17 +108,23 @@ class ResponseRequest(Sampling):
     reasoning: ReasoningConfig | None = None
     metadata: Metadata | None = None
     include: list[str] | None = Field(
-        None, description="`reasoning.encrypted_content`; others name what is never there."
+        None,
+        description="`reasoning.encrypted_content`, `message.output_text.logprobs`; others name "
+        "what is never there.",
     )
     prompt_cache_options: CacheOptions | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="`auto` is refused: nothing is left out of a conversation."
     )
-    background: bool | None = Field(None, description="`true` is refused.")
+    background: bool | None = Field(
+        None, description="Answers at once; the response is made whoever waits for it."
+    )
     prompt: dict[str, Any] | None = Field(None, description="Refused.")
     context_management: list[dict[str, Any]] | None = Field(None, description="Refused.")
     moderation: dict[str, Any] | None = Field(None, description="Refused.")
-    top_logprobs: int | None = Field(None, description="Refused but for 0.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="How many of the likeliest tokens to tell of at each place."
+    )
 
     @property
     def is_stored(self) -> bool:
@@ -133,6 +141,12 @@ class ResponseRequest(Sampling):
     def seals_reasoning(self) -> bool:
         """Whether reasoning goes out in a form that the client carries."""
         return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens to tell of with each token of the text; None tells nothing."""
+        is_asked = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return (self.top_logprobs or 0) if is_asked else None
 
     @property
     def items(self) -> list[Item]:
@@ -169,8 +183,8 @@ class ResponseRequest(Sampling):
             raise refused("prompt_cache_options.prewarm", True, "leave it out")
         if self.n not in (None, 1):
             raise refused("n", self.n, "a response is one answer")
-        if "message.output_text.logprobs" in (self.include or ()):
-            raise refused("include", self.include, "log-probabilities are not told of here")
+        if self.background and not self.is_stored:
+            raise InvalidRequest("store", False, "true where a response is made in the background")
         if self.previous_response_id is not None and self.conversation is not None:
             raise InvalidRequest(
                 "conversation",

@@ -18,11 +18,17 @@ from typing import Any
 
 from sessionkv.client import AsyncClient, StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
-from sessionkv.client.results import NodeInfo
-from sessionkv.errors import SessionKVError, SessionNotFound
+from sessionkv.client.results import Logprobs, NodeInfo
+from sessionkv.errors import (
+    PreviousResponseNotFound,
+    ResponseNotFound,
+    SessionKVError,
+    SessionNotFound,
+    TurnFailed,
+)
 from sessionkv.gateway.early_end import until
-from sessionkv.gateway.openai.response_body import Kept, body_of, status_of, usage_of
-from sessionkv.gateway.openai.response_errors import PreviousResponseNotFound, ResponseNotFound
+from sessionkv.gateway.openai.background_notes import BackgroundNotes, NotedResponse
+from sessionkv.gateway.openai.response_body import KeptResponse, body_of, status_of, usage_of
 from sessionkv.gateway.openai.response_events import output_of
 from sessionkv.gateway.openai.response_ids import (
     PASSING,
@@ -35,6 +41,7 @@ from sessionkv.gateway.openai.response_ids import (
 from sessionkv.gateway.openai.response_items import from_messages, to_messages
 from sessionkv.gateway.openai.response_passing import PassingResponses
 from sessionkv.gateway.openai.response_turn import Plan, turn_of
+from sessionkv.gateway.pieces import Pieces
 from sessionkv.gateway.replies import ReplyEvent, ReplyParser, ReplyStyle
 from sessionkv.types import FinishReason
 
@@ -48,7 +55,7 @@ class Found:
     """A response as it is kept."""
 
     node: NodeInfo
-    kept: Kept
+    kept: KeptResponse
 
     @property
     def id(self) -> str:
@@ -79,6 +86,7 @@ class ResponseStore:
 
     Attributes:
         style: How the model writes replies.
+        notes: Of responses that are made in the background.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class ResponseStore:
         style: ReplyStyle,
         later: Callable[[Coroutine[Any, Any, None]], object],
         *,
+        pieces: Pieces,
         run: str,
         passing: PassingResponses,
     ) -> None:
@@ -96,10 +105,13 @@ class ResponseStore:
             client: The connection.
             style: How the model writes replies.
             later: Has something done that nobody waits for.
+            pieces: What tokens stand for.
             run: Names this run of the gateway.
             passing: Runs what is not stored.
         """
         self._client = client
+        self._pieces = pieces
+        self.notes = BackgroundNotes(client)
         self.style = style
         self._later = later
         self._run = run
@@ -116,14 +128,38 @@ class ResponseStore:
         if is_response_id(response_id):
             with contextlib.suppress(SessionNotFound):
                 node = await self._client.session(session_of(response_id)).node()
-                kept = Kept.of(node)
+                kept = KeptResponse.of(node)
                 # A session whose own turn has not ended stands on the response before it.
                 if kept is not None and kept.echo["id"] == response_id:
                     return Found(node, kept)
-        raise ResponseNotFound.of(response_id)
+        raise ResponseNotFound(response_id)
 
-    def body(self, found: Found) -> dict[str, Any]:
+    async def found(self, response_id: str) -> Found | NotedResponse:
+        """A response that is not being made now, be it there or not.
+
+        Raises:
+            ResponseNotFound: Nothing is known of it.
+        """
+        try:
+            return await self.find(response_id)
+        except ResponseNotFound:
+            return await self.notes.find(response_id)
+
+    async def previous(self, response_id: str) -> Found:
+        """What a request goes on from.
+
+        Raises:
+            PreviousResponseNotFound: There is none.
+        """
+        try:
+            return await self.find(response_id)
+        except ResponseNotFound:
+            raise PreviousResponseNotFound(response_id) from None
+
+    def body(self, found: Found | NotedResponse) -> dict[str, Any]:
         """The whole response, as it was answered."""
+        if isinstance(found, NotedResponse):
+            return found.body()
         node, output = found.node, self.output(found)
         body = body_of(
             found.kept,
@@ -138,12 +174,15 @@ class ResponseStore:
         """The items that a response gave out."""
         return self._output(found.node, found.kept, found.id)
 
-    def input_items(self, found: Found) -> list[dict[str, Any]]:
+    def input_items(self, found: Found | NotedResponse) -> list[dict[str, Any]]:
         """The items that came in with a response, those of the conversation before it left out."""
-        kept, node = found.kept, found.node
+        return self.items_of(found.kept, found.node.messages)
+
+    def items_of(self, kept: KeptResponse, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Items that came in with a response, out of its turn's messages."""
         system = [{"role": part.role, "content": part.text} for part in kept.own_system]
-        own = node.messages[kept.num_history :]
-        return from_messages([*system, *own], item_ids(found.id, "i"))
+        own = messages[kept.num_history :]
+        return from_messages([*system, *own], item_ids(str(kept.echo["id"]), "i"))
 
     async def nodes(self, session: str) -> list[NodeInfo]:
         """Turns of a session, the oldest first. One question."""
@@ -153,13 +192,15 @@ class ResponseStore:
         """A session's conversation as messages, for a template to write anew. One question."""
         messages: list[Message] = []
         for node in await self.nodes(session):
-            kept = Kept.of(node)
+            kept = KeptResponse.of(node)
             owner = node.node if kept is None else str(kept.echo["id"])
             messages += node.messages
             messages += to_messages(self._output(node, kept, owner))
         return messages
 
-    def _output(self, node: NodeInfo, kept: Kept | None, owner: str) -> list[dict[str, Any]]:
+    def _output(
+        self, node: NodeInfo, kept: KeptResponse | None, owner: str
+    ) -> list[dict[str, Any]]:
         calls = bool(node.tools) and (kept is None or kept.calls_tools)
         text = "" if node.reply is None else node.reply["content"] or ""
         parser = self.parser(owner, calls=calls)
@@ -180,8 +221,23 @@ class ResponseStore:
             owner: Its id, from which those of its calls are made.
             calls: Whether what looks like a call is one.
         """
-        style = self.style if calls else self.style.without_calls()
-        return ReplyParser(style, new_id=call_ids(owner))
+        return ReplyParser(self.style_of(calls=calls), new_id=call_ids(owner))
+
+    def style_of(self, *, calls: bool) -> ReplyStyle:
+        """How the model writes a reply.
+
+        Args:
+            calls: Whether what looks like a call is one.
+        """
+        return self.style if calls else self.style.without_calls()
+
+    async def spelled(self, entries: Logprobs) -> Mapping[int, bytes]:
+        """Bytes of all ids in some log-probabilities.
+
+        Raises:
+            SessionKVError: The engine cannot say.
+        """
+        return await self._pieces.of_logprobs(self._client, entries)
 
     # Writing ---------------------------------------------------------------------------------
 
@@ -190,14 +246,14 @@ class ResponseStore:
         return session_of(response_id) if is_stored else passing_session_of(response_id, self._run)
 
     async def run(
-        self, plan: Plan, options: TurnOptions, is_over: Callable[[], bool]
+        self, plan: Plan, options: TurnOptions, ends_at: Callable[[], int | None]
     ) -> AsyncGenerator[StreamEvent, None]:
         """Run a planned turn; by its last event the response is there, or nothing of it is.
 
         Args:
             plan: What is to be run.
             options: Sampling and priority.
-            is_over: Asked after each event; where it is, the turn ends there.
+            ends_at: Asked after each event: after how many characters the reply ends, if it does.
 
         Raises:
             PreviousResponseNotFound: What it goes on from was deleted meanwhile.
@@ -205,7 +261,7 @@ class ResponseStore:
         """
         if plan.base is None and not plan.is_stored:
             reply_of = partial(self._reply, plan)
-            async with aclosing(self._passing.run(plan, options, is_over, reply_of)) as events:
+            async with aclosing(self._passing.run(plan, options, ends_at, reply_of)) as events:
                 async for event in events:
                     yield event
             return
@@ -214,7 +270,7 @@ class ResponseStore:
         # them in order, so nothing is waited for in between.
         await asyncio.sleep(0)
         session, is_settled = self._client.session(plan.name), False
-        events = until(turn_of(session, plan, options), is_over)
+        events = until(turn_of(session, plan, options), ends_at)
         try:
             async for event in events:
                 if event.result is not None:
@@ -229,7 +285,17 @@ class ResponseStore:
         finally:
             await events.aclose()
             if not is_settled:
-                self._later(_told(self._drop(plan.name, making)))
+                self.later(self._drop(plan.name, making))
+
+    async def whole(self, plan: Plan, options: TurnOptions) -> TurnResult:
+        """As :meth:`run`, for its result alone."""
+        result: TurnResult | None = None
+        async with aclosing(self.run(plan, options, lambda: False)) as events:
+            async for event in events:
+                result = event.result
+        if result is None:
+            raise TurnFailed("the turn ended without a result")
+        return result
 
     def _reply(self, plan: Plan, result: TurnResult) -> Message | None:
         """An answer as a client sends it back, where its items are one message."""
@@ -242,17 +308,28 @@ class ResponseStore:
         return messages[0] if len(messages) == 1 else None
 
     async def delete(self, response_id: str) -> None:
-        """Forget a response; those that went on from it stay as they are."""
-        await self._client.delete(session_of(response_id))
+        """Forget a response and what was noted of it; those that went on from it stay."""
+        with contextlib.suppress(SessionNotFound):
+            await self._client.delete(session_of(response_id))
+        await self.notes.delete(response_id)
+
+    async def forget(self, plan: Plan) -> None:
+        """Forget what was made of a plan, where there is anything of it."""
+        with contextlib.suppress(SessionNotFound):
+            await self._client.delete(plan.name)
 
     def pin(self, response_id: str, tier: str, ttl_s: float) -> None:
         """Let a response's KV leave a tier last for a time, where there is room to promise it."""
         session = self._client.session(session_of(response_id))
-        self._later(_told(session.pin(tier=tier, ttl_s=ttl_s)))
+        self.later(session.pin(tier=tier, ttl_s=ttl_s))
+
+    def later(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have something done that nobody waits for; where it fails the log says so."""
+        self._later(_told(work))
 
     def sweep(self) -> None:
         """Have deleted what an earlier run of the gateway left of responses that are not stored."""
-        self._later(_told(self._sweep()))
+        self.later(self._sweep())
 
     async def _sweep(self) -> None:
         for info in await self._client.sessions(PASSING):
@@ -267,7 +344,7 @@ class ResponseStore:
         try:
             await self._client.session(plan.base).fork(plan.name)
         except SessionNotFound:
-            raise PreviousResponseNotFound.of(plan.base.rpartition(":")[2]) from None
+            raise PreviousResponseNotFound(plan.base.rpartition(":")[2]) from None
 
     async def _drop(self, name: str, making: asyncio.Future[None]) -> None:
         with contextlib.suppress(SessionKVError):
@@ -277,7 +354,7 @@ class ResponseStore:
 
 
 async def _told(work: Coroutine[Any, Any, object]) -> None:
-    """Nobody waits for it: where it fails the log says so, and what it leaves runs out."""
+    """Where it fails the log says so; what it leaves runs out, or is tried again."""
     try:
         await work
     except SessionKVError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from sessionkv.client.async_client import AsyncSession
 from sessionkv.client.async_stream import AsyncStream
 from sessionkv.client.options import TurnOptions
-from sessionkv.gateway.openai.response_body import Kept
+from sessionkv.gateway.openai.response_body import KeptResponse
 
 Message = Mapping[str, Any]
 
@@ -33,8 +33,13 @@ class Plan:
     system: str | None
     tools: Sequence[Mapping[str, Any]]
     messages: Sequence[Message]
-    kept: Kept
+    kept: KeptResponse
     is_stored: bool
+
+    @property
+    def response_id(self) -> str:
+        """Id of the response."""
+        return str(self.kept.echo["id"])
 
 
 def turn_of(session: AsyncSession, plan: Plan, options: TurnOptions) -> AsyncStream:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from sessionkv.gateway.errors import refused
+from sessionkv.gateway.errors import Problem, refused
 from sessionkv.gateway.helpers import says_helper
 from sessionkv.gateway.openai import conversations
+from sessionkv.gateway.openai.compaction import CompactRequest, compacted
+from sessionkv.gateway.openai.input_tokens import CountRequest, input_tokens
 from sessionkv.gateway.openai.pages import page_of
-from sessionkv.gateway.openai.response_events import Event
+from sessionkv.gateway.openai.response_events import ResponseEvent
 from sessionkv.gateway.openai.response_run import ResponseRun
 from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.stores import Stores
 from sessionkv.gateway.services import Services
-from sessionkv.gateway.sse import STREAMED, EventStream, named, unless_gone
+from sessionkv.gateway.sse import STREAMED, EventStream, named, openai_error, unless_gone
 
 
 def router(services: Services) -> APIRouter:
@@ -29,7 +31,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/responses", response_model=None, responses=STREAMED)
     async def create(body: ResponseRequest, request: Request) -> Response:
-        """Answer, at once or as a stream."""
+        """Answer, at once or as a stream, or in the background."""
         served = await services.model()
         served.require(body.model)
         if says_helper(request.headers, body.metadata):
@@ -41,21 +43,62 @@ def router(services: Services) -> APIRouter:
             await stores.conversations(request),
             model=served.id,
         )
+        if body.background:
+            begun = await stores.backgrounds.start(await stores.tenant(request), run)
+            return streamed(begun.follow(), run.failed) if body.stream else JSONResponse(begun.body)
         if body.stream:
-            events = _framed(run.events())
-            ping_s = services.settings.ping_s
-            return EventStream(events, ping_s=ping_s, error=run.failed)
+            return streamed(_framed(run.events()), run.failed)
         return JSONResponse(await unless_gone(request, _last(run.events())))
 
-    @routes.get("/v1/responses/{response_id}", response_model=None)
+    def streamed(
+        events: AsyncGenerator[bytes, None], error: Callable[[Problem], bytes]
+    ) -> EventStream:
+        return EventStream(events, ping_s=services.settings.ping_s, error=error)
+
+    @routes.post("/v1/responses/input_tokens", response_model=None)
+    async def count(body: CountRequest, request: Request) -> dict[str, Any]:
+        """Count the input tokens of a request for a response, exactly."""
+        served = await services.model()
+        served.require(body.model or served.id)
+        body.check()
+        tokens = await input_tokens(
+            body,
+            await stores.responses(request),
+            await stores.conversations(request),
+            served,
+        )
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    @routes.post("/v1/responses/compact", response_model=None)
+    async def compact(body: CompactRequest, request: Request) -> Response:
+        """Make a conversation shorter: what users said, and a summary of the rest."""
+        served = await services.model()
+        served.require(body.model)
+        work = compacted(body, await stores.responses(request), served)
+        return JSONResponse(await unless_gone(request, work))
+
+    @routes.get("/v1/responses/{response_id}", response_model=None, responses=STREAMED)
     async def retrieve(
-        response_id: str, request: Request, stream: bool | None = None
-    ) -> dict[str, Any]:
-        """Give a stored response again."""
-        if stream:
-            raise refused("stream", True, "a response is streamed once, as it is made")
+        response_id: str,
+        request: Request,
+        stream: bool | None = None,
+        starting_after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        """Give a stored response again, or one that is being made as it is now."""
         store = await stores.responses(request)
-        return store.body(await store.find(response_id))
+        known = stores.backgrounds.find(await stores.tenant(request), response_id)
+        if stream and known is not None and known.is_followed:
+            after = -1 if starting_after is None else starting_after
+            return streamed(known.follow(after), openai_error)
+        if known is not None and not known.is_settled and not stream:
+            return JSONResponse(known.body)
+        body = store.body(await store.found(response_id))
+        if stream:
+            why = (
+                "of one that was asked for in the background as a stream, until long after its end"
+            )
+            raise refused("stream", True, why)
+        return JSONResponse(body)
 
     @routes.get("/v1/responses/{response_id}/input_items", response_model=None)
     async def input_items(
@@ -67,38 +110,45 @@ def router(services: Services) -> APIRouter:
     ) -> dict[str, Any]:
         """List what came in with a response."""
         store = await stores.responses(request)
-        items = store.input_items(await store.find(response_id))
+        known = stores.backgrounds.find(await stores.tenant(request), response_id)
+        if known is not None and not known.is_settled:
+            items = known.input_items()
+        else:
+            items = store.input_items(await store.found(response_id))
         return page_of(items, limit=limit, order=order, after=after)
 
     @routes.delete("/v1/responses/{response_id}", response_model=None)
     async def delete(response_id: str, request: Request) -> dict[str, Any]:
-        """Forget a response; those that went on from it stay."""
+        """Forget a response, also one that is being made; those that went on from it stay."""
         store = await stores.responses(request)
-        await store.find(response_id)
+        await stores.backgrounds.forget(await stores.tenant(request), response_id)
+        await store.found(response_id)
         await store.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @routes.post("/v1/responses/{response_id}/cancel", response_model=None)
-    async def cancel(response_id: str, request: Request) -> None:
-        """Refused: only responses in the background are cancelled, and there are none."""
-        await (await stores.responses(request)).find(response_id)
-        raise refused("cancel", response_id, "no response is made in the background")
-
-    @routes.post("/v1/responses/compact", response_model=None)
-    async def compact() -> None:
-        """Refused: nothing here makes a conversation shorter."""
-        raise refused("compact", None, "ask for a summary and begin a conversation with it")
+    async def cancel(response_id: str, request: Request) -> dict[str, Any]:
+        """End a response that is made in the background; one that has ended stays as it is."""
+        store = await stores.responses(request)
+        known = stores.backgrounds.find(await stores.tenant(request), response_id)
+        if known is not None and not known.is_settled:
+            await known.cancel()
+            return known.body
+        body = store.body(await store.found(response_id))
+        if not body["background"]:
+            raise refused("cancel", response_id, "it was not made in the background")
+        return body
 
     return routes
 
 
-async def _framed(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+async def _framed(events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
         async for event in events:
             yield named(event["type"], event)
 
 
-async def _last(events: AsyncGenerator[Event, None]) -> dict[str, Any]:
+async def _last(events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:
     body: dict[str, Any] = {}
     async with aclosing(events):
         async for event in events:

@@ -8,6 +8,7 @@ from weakref import WeakSet
 from starlette.requests import Request
 
 from sessionkv.gateway.clients import Caller
+from sessionkv.gateway.openai.background import Backgrounds
 from sessionkv.gateway.openai.conversation_store import ConversationStore
 from sessionkv.gateway.openai.response_passing import PassingResponses
 from sessionkv.gateway.openai.response_store import ResponseStore
@@ -19,11 +20,13 @@ class Stores:
 
     Attributes:
         services: The gateway's.
+        backgrounds: Responses that are made in the background, of all callers.
     """
 
     def __init__(self, services: Services) -> None:
         """Name this run; nothing is under way."""
         self.services = services
+        self.backgrounds = Backgrounds()
         self._run = secrets.token_hex(4)
         self._swept: WeakSet[Caller] = WeakSet()
         self._answering: set[str] = set()
@@ -37,9 +40,13 @@ class Stores:
         served = await self.services.model()
         caller = await self.services.caller(request)
         later = caller.conversations.later
-        passing = PassingResponses(caller.conversations, request.headers)
         store = ResponseStore(
-            caller.client, served.reply_style, later, run=self._run, passing=passing
+            caller.client,
+            served.reply_style,
+            later,
+            pieces=caller.pieces,
+            run=self._run,
+            passing=PassingResponses(caller.conversations, request.headers),
         )
         if caller not in self._swept:
             self._swept.add(caller)
@@ -54,3 +61,11 @@ class Stores:
         """
         responses = await self.responses(request)
         return ConversationStore(await self.services.client(request), responses, self._answering)
+
+    async def tenant(self, request: Request) -> str:
+        """Whose responses a request means.
+
+        Raises:
+            ConnectionLost: No engine is there.
+        """
+        return (await (await self.services.client(request)).served()).tenant

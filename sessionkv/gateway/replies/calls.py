@@ -71,21 +71,26 @@ class CallFinder:
     Attributes:
         begun: Calls that have begun.
         complete: Calls that are complete.
+        first_end: After how many characters the first complete call ends, with all that belongs to
+            its form; None until that is certain.
         is_beside: What comes next stands beside a call or reasoning: space before it is not told.
     """
 
     __slots__ = (
         "_at",
+        "_closed_at",
         "_form",
         "_held",
         "_in_list",
         "_name",
         "_new_id",
+        "_num_taken",
         "_only_one",
         "_reader",
         "_space",
         "begun",
         "complete",
+        "first_end",
         "is_beside",
     )
 
@@ -109,6 +114,9 @@ class CallFinder:
         self._name: str | None = None
         self._reader = CallReader()
         self.begun = self.complete = 0
+        self.first_end: int | None = None
+        self._num_taken = 0
+        self._closed_at = 0  # characters up to where the last object closed
         self.is_beside = False
 
     def feed(self, text: str) -> list[ReplyEvent]:
@@ -117,11 +125,15 @@ class CallFinder:
         at = 0
         while at < len(text):
             if self._at is _At.TEXT:
-                at += self._scan(text[at:], events)
+                size = self._scan(text[at:], events)
             elif self._at is _At.CALL:
-                at += self._plain(text, at, events) or self._in_call(text[at], events)
+                size = self._plain(text, at, events) or self._in_call(text[at], events)
             else:
-                at += self._take(text[at], events)
+                size = self._take(text[at], events)
+            at += size
+            self._num_taken += size
+            if self.complete and self.first_end is None:
+                self._find_first_end(is_taken=size > 0)
         return events
 
     def end(self) -> list[ReplyEvent]:
@@ -134,6 +146,17 @@ class CallFinder:
             events.append(Text(self._space))
         self._space = self._held = ""
         return events
+
+    def _find_first_end(self, *, is_taken: bool) -> None:
+        """The first call is complete: see whether more of its form can follow."""
+        if self._at is _At.AFTER:
+            if not self._held:
+                self._closed_at = self._num_taken
+            may_close = self._form.closer or self._in_list
+            if not may_close or self._held.strip() == ",":
+                self.first_end = self._closed_at
+        elif self._at is _At.TEXT:  # led there by the form's last character, or by one of no form
+            self.first_end = self._num_taken if is_taken else self._closed_at or self._num_taken
 
     def _scan(self, text: str, events: list[ReplyEvent]) -> int:
         """Look for a mark; returns how much of ``text`` was taken."""

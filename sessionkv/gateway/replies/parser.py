@@ -39,6 +39,9 @@ class ReplyParser:
         self._calls = CallFinder(style.tool_calls, new_id, only_one=style.single_call)
         self._thoughts: Thoughts | None = None
         self._has_rest = False
+        self._num_fed = self._rest_at = (
+            0  # characters of the reply; where what is no reasoning begins
+        )
         if style.reasoning is not None:
             self._thoughts = Thoughts(style.reasoning, starts_inside=style.starts_in_reasoning)
 
@@ -52,8 +55,18 @@ class ReplyParser:
         """A call has begun that is not complete; for good where it went wrong."""
         return self._calls.begun > self._calls.complete
 
+    @property
+    def first_call_end(self) -> int | None:
+        """After how many characters of the reply its first call ends, with all that belongs to it.
+
+        None until that is certain: what closes a call comes behind its arguments.
+        """
+        end = self._calls.first_end
+        return None if end is None else self._rest_at + end
+
     def feed(self, text: str) -> list[ReplyEvent]:
         """Take the next piece of the reply; what became certain with it, in order."""
+        self._num_fed += len(text)
         thought, rest = ("", text) if self._thoughts is None else self._thoughts.feed(text)
         return joined(self._events(thought, rest))
 
@@ -68,6 +81,8 @@ class ReplyParser:
             thinks = self._thoughts is not None and self._thoughts.found
             if thinks and not self._has_rest:
                 self._calls.is_beside = True
+            if not self._has_rest:
+                self._rest_at = self._num_fed - len(rest)
             self._has_rest = True
             events += self._calls.feed(rest)
         return events

@@ -1,6 +1,6 @@
 import pytest
 
-from sessionkv.cache.turns import NewNode, format_node_id, parse_node_id
+from sessionkv.cache.turns import NewNode, Opening, format_node_id, parse_node_id
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import (
     InvalidRequest,
@@ -125,7 +125,7 @@ def test_turn_with_too_few_hashes_is_a_programming_error():
 def test_reserved_ids_are_used_once_and_never_come_back():
     s = Sessions()
     s.open("a")
-    reserved = s.tree.reserve_node_id()
+    reserved = s.tree.reserve_node_id(TENANT)
     s.open("b")
     assert s.turn("a", [1], node_id=reserved).node_id == 2
     with pytest.raises(ValueError, match="node id 2"):
@@ -512,3 +512,52 @@ def test_node_ids_outside():
     ):
         with pytest.raises(InvalidRequest):
             parse_node_id(text)
+
+
+def opened(s: Sessions, tenant: str, name: str) -> None:
+    """A session of any tenant."""
+    s.commit(s.tree.open(tenant, name, root=ROOT, opening=Opening(), now=1.0))
+
+
+def test_a_tenant_that_has_all_sessions_leaves_others_their_share():
+    s = Sessions(LimitsConfig(sessions=6))
+    opened_names = [f"f{i}" for i in range(6)]
+    for name in opened_names:
+        opened(s, "flood", name)
+    with pytest.raises(Overloaded) as raised:
+        opened(s, "flood", "more")
+    assert raised.value.details["sessions"] == 6
+    for name in ("a", "b", "c"):
+        opened(s, "victim", name)
+    with pytest.raises(Overloaded) as raised:
+        opened(s, "victim", "d")
+    assert raised.value.details["sessions"] == 3  # its own, of which it may know
+    s.commit(s.tree.delete("victim", "a"))
+    opened(s, "victim", "d")
+    s.restart()
+    with pytest.raises(Overloaded):
+        opened(s, "flood", "more")
+
+
+def test_unnamed_sessions_of_a_tenant_within_its_share_do_not_make_room():
+    s = Sessions(max_unnamed=4)
+    for i in range(2):
+        opened(s, "victim", f"~v{i}")
+    for i in range(6):
+        opened(s, "flood", f"~f{i}")
+    with pytest.raises(Overloaded) as raised:
+        opened(s, "flood", "~f6")
+    assert raised.value.details["sessions"] == 6
+    opened(s, "victim", "~v2")
+    opened(s, "victim", "~v3")
+    s.commit(s.tree.delete("victim", "~v3"))
+    s.commit(s.tree.delete("victim", "~v2"))
+    everybody = [("victim", "~v0"), ("victim", "~v1"), *(("flood", f"~f{i}") for i in range(6))]
+    change = s.tree.expire(2.0, everybody)
+    assert change is not None
+    s.commit(change)
+    assert sorted(s.journal.heads) == [
+        *(("flood", f"~f{i}") for i in range(4, 6)),
+        ("victim", "~v0"),
+        ("victim", "~v1"),
+    ]

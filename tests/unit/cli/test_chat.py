@@ -1,7 +1,6 @@
 import io
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -57,6 +56,16 @@ def test_resumed_session_says_so(
     engine.sessions["trip"] = {"texts": ["a", "b"]}
     talk(monkeypatch, engine)
     assert capsys.readouterr().err == "resumed trip after 2 turns\n"
+
+
+def test_sessions_that_were_made_and_never_used_are_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = ScriptedEngine()
+    engine.sessions["before"] = {"texts": []}
+    lines = ("/switch used", "one", "/switch used", "/switch before", "/fork f", "/switch empty")
+    assert talk(monkeypatch, engine, *lines) == 0
+    assert set(engine.sessions) == {"before", "used", "f"}
 
 
 def test_commands_act_on_the_current_session(
@@ -209,13 +218,3 @@ def test_no_engine_at_a_named_endpoint_is_an_error(
     monkeypatch.setattr(chat, "connect", refuse)
     assert main(["chat", "--endpoint", "ipc:///x"]) == 1
     assert capsys.readouterr().err.startswith("sessionkv: no engine at ipc:///x\n")
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_typed_lines_are_kept_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keep: bool
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with chat._line_editing(keep) as typed:
-        assert typed() == ""
-    assert (tmp_path / "sessionkv" / "chat_history").exists() == keep

@@ -171,6 +171,16 @@ def test_config_show_says_where_values_came_from(
     assert shown["store"] == {"value": "/data/sessionkv", "source": "default"}
 
 
+def test_config_show_has_units(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--host-bytes", "4MiB", "--set", "limits.drain_s=2.5"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert " 4.0 MiB " in rows["cache.host_bytes"]
+    assert " auto " in rows["cache.disk_bytes"]
+    assert " 100,000 " in rows["limits.sessions"]
+    assert " 2.5 s " in rows["limits.drain_s"]
+    assert " 50 ms " in rows["scheduler.min_lookup_wait_ms"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -69,6 +69,21 @@ def test_fork_rewind_pin_unpin_rm(
     assert capsys.readouterr().out.endswith("removed other\n")
 
 
+def test_rm_removes_what_it_can_and_names_the_rest(
+    engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sessions", "fork", "trip", "other"]) == 0
+    capsys.readouterr()
+    assert main(["sessions", "rm", "x", "other", "y", "trip"]) == 1
+    assert engine.sessions.keys().isdisjoint({"other", "trip"})
+    captured = capsys.readouterr()
+    assert captured.out == "removed other\nremoved trip\n"
+    assert captured.err.splitlines()[:2] == [
+        "there is no session named 'x'",
+        "sessionkv: there is no session named 'y'",
+    ]
+
+
 @pytest.mark.parametrize(
     "argv", [["show", "x"], ["fork", "x", "y"], ["rewind", "x"], ["pin", "x"], ["rm", "x"]]
 )

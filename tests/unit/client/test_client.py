@@ -466,3 +466,10 @@ def test_a_sampling_parameter_given_as_an_option_is_told_where_it_belongs(
     with pytest.raises(TypeError, match=words):
         asyncio.run(run_async_call(engine.endpoint, name, **{option: 3}))
     assert requests(engine) == []
+
+
+def test_a_stream_without_deltas_is_one_event_with_all_of_it(client):
+    (event,) = client.session("trip").stream("abc", deltas=False)
+    assert (event.text, event.result.text) == ("abc", "abc")
+    (event,) = client.stream_generate("xy", deltas=False)
+    assert event.result.text == "xy"

@@ -22,7 +22,7 @@ def test_makes_a_private_directory_with_format_and_lock(tmp_path: Path) -> None:
         assert directory.path == tmp_path / "a" / "store"
         assert [mode(directory.path), mode(directory.journal_path)] == [0o700, 0o700]
         assert [mode(directory.path / name) for name in ("lock", "format")] == [0o600, 0o600]
-        assert (directory.path / "format").read_text() == "sessionkv-store 2\n"
+        assert (directory.path / "format").read_text() == "sessionkv-store 3\n"
         assert (directory.path / "lock").read_text() == f"{os.getpid()}\n"
 
 
@@ -90,8 +90,8 @@ def test_a_fork_may_not_use_it_and_does_not_keep_the_lock(tmp_path: Path) -> Non
 
 
 def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "format").write_text("sessionkv-store 3\n")
-    with pytest.raises(StoreUnavailable, match=r"format 3.*upgrade sessionkv or choose another"):
+    (tmp_path / "format").write_text("sessionkv-store 4\n")
+    with pytest.raises(StoreUnavailable, match=r"format 4.*upgrade sessionkv or choose another"):
         StoreDirectory.open(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["format", "lock"]
     (tmp_path / "format").write_text("sessionkv-store 1\n")

@@ -14,7 +14,7 @@ from sessionkv.store import journal_reads, journal_tables
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.journal import Journal
 from sessionkv.store.questions import FindSession, ListSessions
-from sessionkv.types import JournalSummary, PutHead
+from sessionkv.types import JournalSummary, PutHead, TenantSessions
 from tests.builders.store import head
 
 
@@ -47,7 +47,9 @@ def test_what_is_read_does_not_grow_with_the_journal(tmp_path: Path, read: Count
         read.clear()
         opened = Journal(directory)
         summary = opened.summary()
-        assert summary == JournalSummary(3001, 0, 12_001, (("local", "pinned"),))
+        assert summary == JournalSummary(
+            (TenantSessions("local", 3001, 0),), 12_001, (("local", "pinned"),)
+        )
         assert read == {"HeadRecord": 1}
         read.clear()
         opened.answer(FindSession("local", session_name(1234)))

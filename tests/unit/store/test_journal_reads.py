@@ -11,7 +11,7 @@ import pytest
 
 from sessionkv.store.directory import StoreDirectory
 from sessionkv.store.journal import Journal, name_key
-from sessionkv.store.journal_records import node_key
+from sessionkv.store.journal_records import node_key, sealed
 from sessionkv.store.journal_tables import NUM_DATABASES
 from sessionkv.store.questions import Due, FindDue, FindKey, FindSession, ListSessions, SessionPage
 from sessionkv.types import (
@@ -25,7 +25,9 @@ from sessionkv.types import (
     PutKey,
     PutNode,
     StoredSession,
+    TenantSessions,
 )
+from sessionkv.types.node_ids import first_of, row_for, row_of
 from tests.builders.store import head, key, node
 
 
@@ -96,14 +98,18 @@ def test_a_session_comes_with_its_chain_and_who_else_is_on_it(journal: Journal) 
 
 
 def test_the_summary_counts_and_names_what_is_pinned(journal: Journal) -> None:
-    assert journal.summary() == JournalSummary(0, 0, 1, ())
+    assert journal.summary() == JournalSummary((), 1, ())
     journal.commit([[PutNode(node(1)), PutHead(head("a", 1)), PutHead(unpinned("b", 1))]])
     journal.commit([[PutHead(unpinned("~n-1.2", 1)), KeepIds(9)]])
-    assert journal.summary() == JournalSummary(2, 1, 9, (("local", "a"),))
+    assert journal.summary() == JournalSummary(
+        (TenantSessions("local", 2, 1),), 9, (("local", "a"),)
+    )
     journal.commit([[PutHead(unpinned("a", 1)), PutHead(head("b", 1)), KeepIds(4)]])
-    assert journal.summary() == JournalSummary(2, 1, 9, (("local", "b"),))
+    assert journal.summary() == JournalSummary(
+        (TenantSessions("local", 2, 1),), 9, (("local", "b"),)
+    )
     journal.commit([[DeleteHead("local", "b"), DeleteHead("local", "~n-1.2")]])
-    assert journal.summary() == JournalSummary(1, 0, 9, ())
+    assert journal.summary() == JournalSummary((TenantSessions("local", 1, 0),), 9, ())
 
 
 def test_lists_are_by_name_in_pages(journal: Journal) -> None:
@@ -173,6 +179,37 @@ def test_keys_are_found_replaced_and_forgotten_oldest_first(journal: Journal) ->
     assert journal.answer(replace(due, keys_until_s=4.0, keep_keys=1)) == Due((), True)
 
 
+def test_what_is_too_much_is_taken_from_the_tenant_that_has_most(journal: Journal) -> None:
+    journal.commit([[PutNode(node(1))]])
+    made = [("victim", 0.0), ("victim", 1.0), *(("flood", 10.0 + i) for i in range(6)), ("c", 2.0)]
+    for tenant, at in made:
+        unnamed = replace(unpinned(f"~{at:02}", 1, updated_s=at), tenant=tenant)
+        answer = replace(key(f"k{at:02}"), tenant=tenant, created_s=at)
+        journal.commit([[PutHead(unnamed), PutKey(answer)]])
+    assert sorted(journal.summary().tenants, key=str) == [
+        TenantSessions("c", 0, 1),
+        TenantSessions("flood", 0, 6),
+        TenantSessions("victim", 0, 2),
+    ]
+    due = FindDue(-1.0, 6, -1.0, 99, 9)
+    floods = [("flood", f"~1{i}.0") for i in range(4)]
+    assert journal.answer(due) == Due(tuple(floods[:3]), keys=False)
+    assert journal.answer(replace(due, limit=2)) == Due(tuple(floods[:2]), keys=False)
+    # What ran out goes first, whoever has it, and counts.
+    found = journal.answer(replace(due, unnamed_until_s=0.5))
+    assert found == Due((("victim", "~0.0"), *floods[:2]), keys=False)
+    journal.commit([[ForgetKeys(-1.0, 5)]])
+    kept = {(record.tenant, record.created_s) for record in journal.load().keys}
+    assert kept == {(tenant, at) for tenant, at in made if tenant != "flood" or at >= 14.0}
+    journal.commit([[ForgetKeys(1.0, 5)]])
+    assert len(journal.load().keys) == 3
+    journal.commit([[DeleteHead("c", "~2.0"), DropSession("flood", "~10.0")]])
+    assert {of.tenant: of.num_unnamed for of in journal.summary().tenants} == {
+        "flood": 5,
+        "victim": 2,
+    }
+
+
 @pytest.mark.parametrize("database", [b"nodes", b"places", b"heads"])
 def test_damage_is_told_of_its_session_alone_and_counted_once(
     directory: StoreDirectory, database: bytes
@@ -208,7 +245,39 @@ def test_damage_is_told_of_its_session_alone_and_counted_once(
     journal.close()
 
 
-def test_a_journal_of_format_1_gets_its_indexes(directory: StoreDirectory) -> None:
+def test_each_row_of_ids_has_its_counter(directory: StoreDirectory) -> None:
+    journal, row = Journal(directory), first_of(row_for("a"))
+    assert journal.summary().other_next_ids == ()
+    journal.commit([[PutNode(node(1)), PutNode(node(row + 1)), KeepIds(row + 9), KeepIds(7)]])
+    journal.commit([[PutNode(node(row + 4)), PutNode(node(first_of(row_of(row) + 1) + 5))]])
+    journal.close()
+    damage(directory, b"meta", b"next_node_id" + row_of(row).to_bytes(3, "big"))
+    journal = Journal(directory)
+    found = journal.summary()
+    assert (found.next_node_id, found.first_number) == (7, 1)
+    # Where a counter cannot be read the row's last turn tells.
+    assert found.other_next_ids == (row + 5, first_of(row_of(row) + 1) + 6)
+    assert find(journal, "nobody") is None
+    journal.close()
+
+
+def test_rows_begin_above_the_ids_of_an_older_format(directory: StoreDirectory) -> None:
+    journal = Journal(directory)
+    journal.commit([[PutNode(node(1)), PutNode(node(2, 1)), PutHead(unpinned("b", 2))]])
+    journal.close()
+    as_format(directory, 2)
+    journal = Journal(directory)
+    journal.commit([[PutNode(node(3, 2)), PutHead(unpinned("b", 3))]])
+    journal.close()
+    journal = Journal(directory)
+    assert (journal.summary().next_node_id, journal.summary().first_number) == (4, 3)
+    journal.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_journal_of_an_older_format_gets_its_indexes(
+    directory: StoreDirectory, version: int
+) -> None:
     journal = Journal(directory)
     nodes = [node(1), node(2, 1), node(3, 2), node(4, 1), node(5), node(6, 5)]
     journal.commit([[PutNode(n) for n in nodes]])
@@ -216,17 +285,17 @@ def test_a_journal_of_format_1_gets_its_indexes(directory: StoreDirectory) -> No
     journal.commit([[PutHead(unpinned("~n-1.7", 4, updated_s=5.0))]])
     before = journal.load()
     answers = [
-        journal.summary(),
+        replace(journal.summary(), first_number=7),
         *(find(journal, name) for name in ("a", "b", "~n-1.7")),
         names(journal),
         journal.answer(FindDue(9.0, 9, 9.0, 9, 9)),
     ]
     journal.close()
-    as_format_1(directory)
-    (directory.path / "format").write_text("sessionkv-store 1\n")
+    as_format(directory, version)
+    (directory.path / "format").write_text(f"sessionkv-store {version}\n")
     directory.close()
     with StoreDirectory.open(directory.path) as again:
-        assert (again.path / "format").read_text() == "sessionkv-store 2\n"
+        assert (again.path / "format").read_text() == "sessionkv-store 3\n"
         journal = Journal(again)
         assert answers == [
             journal.summary(),
@@ -239,14 +308,22 @@ def test_a_journal_of_format_1_gets_its_indexes(directory: StoreDirectory) -> No
         journal.close()
 
 
-def as_format_1(directory: StoreDirectory) -> None:
-    """Take away what format 1 did not have."""
+def as_format(directory: StoreDirectory, version: int) -> None:
+    """Take away what an older format did not have; in format 2 rows by time had no tenant."""
     path = str(directory.journal_path)
     with lmdb.open(path, max_dbs=NUM_DATABASES) as env:
-        opened = {name: env.open_db(name) for name in (b"places", b"pins", b"unnamed", b"ages")}
-        opened[b"names"] = env.open_db(b"names", dupsort=True, dupfixed=True)
-        meta = env.open_db(b"meta")
+        by_time = [env.open_db(name) for name in (b"unnamed", b"ages")]
+        others = [env.open_db(name) for name in (b"places", b"pins")]
+        names = env.open_db(b"names", dupsort=True, dupfixed=True)
+        tenants, meta = env.open_db(b"tenants"), env.open_db(b"meta")
         with env.begin(write=True) as txn:
-            for database in opened.values():
-                txn.drop(database)
+            rows = [[bytes(row) for row, _ in txn.cursor(database)] for database in by_time]
+            for database in (*by_time, tenants, *((*others, names) if version == 1 else ())):
+                txn.drop(database, delete=version == 1 or database is tenants)
             assert txn.delete(b"version", db=meta)
+            assert txn.delete(b"first_number", db=meta)
+            for database, old in zip(by_time, rows, strict=True):
+                for row in old if version == 2 else ():
+                    txn.put(row[16:], b"", db=database)
+            if version == 2:
+                txn.put(b"version", sealed([2]), db=meta)

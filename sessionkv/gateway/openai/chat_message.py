@@ -18,7 +18,7 @@ from sessionkv.gateway.replies import (
 from sessionkv.types import FinishReason
 
 
-class Choice:
+class ChatReply:
     """Takes the reply's text apart. What streams tell piece by piece adds up to :attr:`message`.
 
     Attributes:
@@ -54,6 +54,12 @@ class Choice:
             elif self.finish_reason == "stop" or self._only_one_call:
                 self.finish_reason = "tool_calls"
         return deltas
+
+    @property
+    def ends_at(self) -> int | None:
+        """After how many characters the reply is over: what comes is left out; None until then."""
+        is_over = self._only_one_call and 0 in self._complete
+        return self._parser.first_call_end if is_over else None
 
     def reasoning_tokens(self, completion: int) -> int:
         """How many of the reply's tokens are reasoning, by its share of what was told."""

@@ -1,0 +1,191 @@
+"""Responses that are made in the background: whoever waits for them, or nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from sessionkv.errors import Overloaded, SessionKVError
+from sessionkv.gateway.errors import problem_of
+from sessionkv.gateway.openai.response_events import ResponseEvent
+from sessionkv.gateway.openai.response_run import ResponseRun
+from sessionkv.gateway.sse import named
+
+_log = logging.getLogger(__name__)
+
+MAX_RUNNING = 256
+"""Responses that are being made: what one holds here is bounded by the model's window."""
+MAX_OF_TENANT = 64
+MAX_KEPT_BYTES = 64 * 1024**2
+"""Events of streams that have ended, for who resumes one; the oldest are forgotten first."""
+
+
+class BackgroundResponse:
+    """One response, from its first event to its last. One event loop.
+
+    Attributes:
+        body: Its object, as the last event told it that had it.
+        num_bytes: Of the events that are kept.
+        task: Makes it.
+        is_followed: Its events are kept for who follows them, since it was asked for as a stream.
+    """
+
+    def __init__(
+        self,
+        run: ResponseRun,
+        events: AsyncGenerator[ResponseEvent, None],
+        first: ResponseEvent,
+    ) -> None:
+        """Go on from the first event.
+
+        Args:
+            run: What makes it.
+            events: All further events; closed here.
+            first: The first event.
+        """
+        self.body: dict[str, Any] = {}
+        self.num_bytes = 0
+        self.is_followed = run.is_streamed
+        self._run: ResponseRun | None = run
+        self._told: list[bytes] = []
+        self._news = asyncio.Event()
+        self._is_cancelled = False
+        self._tell(first)
+        self.task = asyncio.ensure_future(self._make(run, events))
+
+    @property
+    def is_over(self) -> bool:
+        """No event comes any more."""
+        return self.body["status"] not in ("queued", "in_progress")
+
+    @property
+    def is_settled(self) -> bool:
+        """It has ended, and how is written down."""
+        return self.task.done()
+
+    async def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:
+        """Its events, framed, those to come as they come.
+
+        Args:
+            after: Number of the last event that is known.
+        """
+        place = after + 1
+        while True:
+            news = self._news  # before looking: what comes meanwhile is not missed
+            while place < len(self._told):
+                yield self._told[place]
+                place += 1
+            if self.is_over:
+                return
+            await news.wait()
+
+    async def cancel(self) -> None:
+        """End it, and wait for that. One that is about to be there already is let be there."""
+        is_settling = self._run is None or self._run.is_settling
+        if not (self.is_over or is_settling or self._is_cancelled):
+            self._is_cancelled = True
+            self.task.cancel()
+        await asyncio.wait({self.task})
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """What came in with it, as long as it is not settled."""
+        return [] if self._run is None else self._run.input_items()
+
+    async def _make(self, run: ResponseRun, events: AsyncGenerator[ResponseEvent, None]) -> None:
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    self._tell(event)
+        except asyncio.CancelledError:
+            if not self._is_cancelled:  # the gateway ends: the note says that it was begun
+                raise
+            self._tell(run.cancelled())
+        except Exception as failure:  # noqa: BLE001 - nobody else hears of it
+            self._tell(run.failure(problem_of(failure)))
+        try:
+            await run.settle(self.body)
+        except SessionKVError as error:
+            _log.warning("how a response ended could not be noted: %s", error.message)
+        self._run = None  # with all that came in
+
+    def _tell(self, event: ResponseEvent) -> None:
+        self.body = event.get("response", self.body)
+        if self.is_followed:
+            framed = named(event["type"], event)
+            self._told.append(framed)
+            self.num_bytes += len(framed)
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class Backgrounds:
+    """Those of all callers, by tenant. One event loop."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._known: OrderedDict[tuple[str, str], BackgroundResponse] = OrderedDict()
+        self._running: Counter[str] = Counter()
+
+    async def start(self, tenant: str, run: ResponseRun) -> BackgroundResponse:
+        """Begin one; what is wrong with its request is raised.
+
+        Args:
+            tenant: Whose it is.
+            run: What makes it; not begun.
+
+        Raises:
+            Overloaded: As many as may be are being made, of the tenant or in all.
+            SessionKVError: The request is at fault, or the engine.
+        """
+        self._require_room(tenant)
+        self._running[tenant] += 1
+        events, response = run.events(), None
+        try:
+            response = BackgroundResponse(run, events, await anext(events))
+        finally:
+            if response is None:
+                self._running[tenant] -= 1
+                await events.aclose()
+        self._known[tenant, run.id] = response
+        response.task.add_done_callback(lambda _: self._ended(tenant, run.id))
+        return response
+
+    def find(self, tenant: str, response_id: str) -> BackgroundResponse | None:
+        """One that is being made, or a stream whose events are still known."""
+        return self._known.get((tenant, response_id))
+
+    async def forget(self, tenant: str, response_id: str) -> None:
+        """End one that is being made, and know nothing of it any more."""
+        response = self._known.get((tenant, response_id))
+        if response is not None:
+            await response.cancel()
+            self._known.pop((tenant, response_id), None)
+
+    def _require_room(self, tenant: str) -> None:
+        for running, most, whose in (
+            (self._running[tenant], MAX_OF_TENANT, "of yours "),
+            (self._running.total(), MAX_RUNNING, ""),
+        ):
+            if running >= most:
+                raise Overloaded(
+                    f"{running} responses {whose}are being made in the background, as many as may",
+                    running=running,
+                )
+
+    def _ended(self, tenant: str, response_id: str) -> None:
+        ended = self._known.get((tenant, response_id))
+        if ended is not None and not ended.is_followed:
+            del self._known[tenant, response_id]
+        self._running[tenant] -= 1
+        self._running += Counter()  # without those of whom none runs
+        over = [(key, known) for key, known in self._known.items() if known.is_over]
+        num_bytes = sum(known.num_bytes for _, known in over)
+        for key, known in over:
+            if num_bytes <= MAX_KEPT_BYTES:
+                return
+            num_bytes -= known.num_bytes
+            del self._known[key]

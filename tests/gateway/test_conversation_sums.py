@@ -1,0 +1,157 @@
+"""Conversations of any length hold few sessions: sums take the place of what happened long ago."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionkv.gateway.openai import conversation_store
+from sessionkv.gateway.openai.conversation_sums import (
+    PIECE_CHARS,
+    ConversationEvent,
+    in_force,
+    packed,
+    unpacked,
+)
+from tests.builders.engine import engine_config, socket_engine
+from tests.builders.gateway import MODEL, Gateway, HttpEngine, gateway, http_engine
+
+URL = "/v1/conversations"
+FOLD_AT = 6
+
+
+@pytest.fixture(autouse=True)
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation_store, "FOLD_AT", FOLD_AT)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[HttpEngine]:
+    with http_engine(engine_config(blocks=1024)) as engine:
+        yield engine
+
+
+def event(number: int, kind: str) -> ConversationEvent:
+    return ConversationEvent(number, kind, f"c.{number:08}.{kind}", "n-1")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([(0, "m"), (1, "i"), (2, "r")], [(0, "m"), (1, "i"), (2, "r")]),
+        # A sum counts when it is whole; what is before it counts no more.
+        ([(0, "m"), (1, "i"), (2, "r"), (2, "s0000-0002")], [(0, "m"), (1, "i"), (2, "r")]),
+        ([(1, "i"), (2, "r"), (2, "s0001-0002"), (2, "s0000-0002"), (3, "d")],
+         [(2, "s0000-0002"), (2, "s0001-0002"), (2, "r"), (3, "d")]),
+        # Of two sums the newer one.
+        ([(2, "s0000-0001"), (2, "r"), (4, "r"), (4, "s0000-0001")],
+         [(4, "s0000-0001"), (4, "r")]),
+        ([(2, "s0000-0001"), (2, "r"), (4, "r"), (4, "s0000-0002")],
+         [(2, "s0000-0001"), (2, "r"), (4, "r")]),
+        ([(3, "s0000-0002")], []),
+    ],
+)  # fmt: skip
+def test_the_newest_whole_sum_counts(
+    found: list[tuple[int, str]], expected: list[tuple[int, str]]
+) -> None:
+    assert in_force([event(*each) for each in found]) == [event(*each) for each in expected]
+
+
+def test_a_document_of_any_size_is_kept_in_pieces() -> None:
+    document = {"items": [{"id": str(i), "text": "é" + str(hash(str(i)))} for i in range(9000)]}
+    pieces = packed(document)
+    assert len(pieces) > 1
+    assert all(piece.isascii() and len(piece) <= PIECE_CHARS for piece in pieces)
+    assert unpacked(pieces) == document
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def items(served: Gateway, conversation: str) -> list[dict[str, Any]]:
+    params = {"order": "asc", "limit": 100}
+    found: list[dict[str, Any]] = served.http.get(
+        f"{URL}/{conversation}/items", params=params
+    ).json()["data"]
+    return found
+
+
+def ask(served: Gateway, conversation: str, text: str) -> dict[str, Any]:
+    body = {"model": MODEL, "input": text, "conversation": conversation, "max_output_tokens": 4}
+    answer = served.post("/v1/responses", body)
+    assert answer.status_code == 200, answer.text
+    value: dict[str, Any] = answer.json()
+    return value
+
+
+def sessions(served: HttpEngine, conversation: str) -> list[str]:
+    with served.engine.client() as client:
+        return [info.name for info in client.sessions(f"http:conv:{conversation}.")]
+
+
+def test_a_long_conversation_holds_few_sessions_and_all_of_its_items(served: HttpEngine) -> None:
+    conversation = served.post(URL, {"metadata": {"a": "b"}, "items": [user("zero")]}).json()["id"]
+    expected = items(served, conversation)
+    for number in range(3 * FOLD_AT):
+        body = ask(served, conversation, f"question {number}")
+        assert body["usage"]["input_tokens_details"]["cached_tokens"] > 0 or number == 0
+        assert body["sessionkv"]["cache"]["miss"]["reason"] in ("none", "first_turn")
+        listed = items(served, conversation)
+        assert listed[: len(expected)] == expected
+        assert len(listed) == len(expected) + 2
+        expected = listed
+    assert served.http.get(f"{URL}/{conversation}").json()["metadata"] == {"a": "b"}
+    for _ in range(2000):  # the last sum may still be under way
+        if len(found := sessions(served, conversation)) <= FOLD_AT:
+            break
+    assert len(found) <= FOLD_AT
+    # An item that is in the sum is found, and taken out.
+    first, *rest = expected
+    assert served.http.get(f"{URL}/{conversation}/items/{first['id']}").json() == first
+    assert served.http.delete(f"{URL}/{conversation}/items/{first['id']}").status_code == 200
+    assert items(served, conversation) == rest
+    ask(served, conversation, "and now?")
+    assert items(served, conversation)[: len(rest)] == rest
+    assert served.http.delete(f"{URL}/{conversation}").status_code == 200
+    for _ in range(2000):
+        if not sessions(served, conversation):
+            break
+    assert sessions(served, conversation) == []
+
+
+def test_what_is_only_added_by_hand_is_summed_up_too(served: HttpEngine) -> None:
+    conversation = served.post(URL, {}).json()["id"]
+    ask(served, conversation, "one")
+    for number in range(2 * FOLD_AT):
+        served.post(f"{URL}/{conversation}/items", {"items": [user(f"item {number}")]})
+    served.post(f"{URL}/{conversation}", {"metadata": {"c": "d"}})
+    expected = items(served, conversation)
+    assert len(expected) == 2 + 2 * FOLD_AT
+    body = ask(served, conversation, "two")
+    assert items(served, conversation)[:-2] == expected
+    assert served.http.get(f"{URL}/{conversation}").json()["metadata"] == {"c": "d"}
+    own = served.http.get(f"/v1/responses/{body['id']}/input_items").json()["data"]
+    assert [item["content"][0]["text"] for item in own] == ["two"]
+
+
+def test_a_sum_that_a_crash_cut_off_changes_nothing(tmp_path: Path) -> None:
+    config = engine_config(tmp_path / "store", blocks=256)
+    with socket_engine(tmp_path, config) as engine:
+        with gateway(engine.endpoint) as served:
+            conversation = served.post(URL, {"items": [user("zero")]}).json()["id"]
+            ask(served, conversation, "one")
+            expected = items(served, conversation)
+        with engine.client() as client:
+            client.open(
+                f"http:conv:{conversation}.00000002.s0000-0002",
+                metadata={"conversation": {"piece": "x"}, "mark": "0"},
+            )
+    with socket_engine(tmp_path, config) as engine, gateway(engine.endpoint) as served:
+        assert items(served, conversation) == expected
+        for number in range(FOLD_AT):
+            ask(served, conversation, str(number))
+        assert items(served, conversation)[: len(expected)] == expected
