@@ -50,7 +50,7 @@ class Asked:
         self._fingerprints = fingerprints
         self._converted = convert(body)
         self._ttl = longest_ttl(body)
-        self._demand = demand_of(body, self._converted.transcript.tools or ())
+        self._demand = demand_of(body, self._converted.tools.all)
         with self._demand.naming(FORM):
             grammar = self._demand.grammar(served.reply_style)
             self._sampling = sampling_of(body, grammar=grammar)

@@ -45,7 +45,11 @@ def router(services: Services) -> APIRouter:
             raise refused("tool_choice", "required", "this model's template writes no calls")
         with demand.naming(FORM):
             wanted = sampling_of(
-                body, max_tokens=body.most_tokens, logprobs=body.num_logprobs, grammar=grammar
+                body,
+                max_tokens=body.most_tokens,
+                logprobs=body.num_logprobs,
+                grammar=grammar,
+                fit_window=True,
             )
         transcript = body.transcript()
         keeping = keeping_of(body, transcript, request.headers, max_tokens=body.most_tokens)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sessionkv.client import AsyncClient, StreamEvent, TurnResult
@@ -38,7 +39,8 @@ from sessionkv.gateway.openai.response_ids import (
     session_of,
 )
 from sessionkv.gateway.openai.response_items import from_messages, to_messages
-from sessionkv.gateway.openai.response_turn import Plan, generation_of, turn_of
+from sessionkv.gateway.openai.response_passing import PassingResponses
+from sessionkv.gateway.openai.response_turn import Plan, turn_of
 from sessionkv.gateway.pieces import Pieces
 from sessionkv.gateway.replies import ReplyEvent, ReplyParser, ReplyStyle
 from sessionkv.types import FinishReason
@@ -95,6 +97,7 @@ class ResponseStore:
         *,
         pieces: Pieces,
         run: str,
+        passing: PassingResponses,
     ) -> None:
         """Over a caller's connection.
 
@@ -104,6 +107,7 @@ class ResponseStore:
             later: Has something done that nobody waits for.
             pieces: What tokens stand for.
             run: Names this run of the gateway.
+            passing: Runs what is not stored.
         """
         self._client = client
         self._pieces = pieces
@@ -111,6 +115,7 @@ class ResponseStore:
         self.style = style
         self._later = later
         self._run = run
+        self._passing = passing
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -255,8 +260,8 @@ class ResponseStore:
             SessionKVError: The turn failed, or could not be forgotten.
         """
         if plan.base is None and not plan.is_stored:
-            events = until(generation_of(self._client, plan, options), ends_at)
-            async with aclosing(events):
+            reply_of = partial(self._reply, plan)
+            async with aclosing(self._passing.run(plan, options, ends_at, reply_of)) as events:
                 async for event in events:
                     yield event
             return
@@ -291,6 +296,16 @@ class ResponseStore:
         if result is None:
             raise TurnFailed("the turn ended without a result")
         return result
+
+    def _reply(self, plan: Plan, result: TurnResult) -> Message | None:
+        """An answer as a client sends it back, where its items are one message."""
+        kept, owner = plan.kept, str(plan.kept.echo["id"])
+        parser = self.parser(owner, calls=bool(plan.tools) and kept.calls_tools)
+        pieces = [*parser.feed(result.text), *parser.end()]
+        is_cut = result.finish_reason is FinishReason.LENGTH
+        items = output_of(owner, pieces, is_cut=is_cut, calls_once=kept.calls_once)
+        messages = to_messages(items)
+        return messages[0] if len(messages) == 1 else None
 
     async def delete(self, response_id: str) -> None:
         """Forget a response and what was noted of it; those that went on from it stay."""
