@@ -101,7 +101,8 @@ def steady(transcript: Transcript) -> Steady:
         elif message.get("role") in _MOVERS:
             left, found = _reminders(message, field, is_first=is_first)
             if found and not text_of(left) and not is_first:
-                if _is_own(message, messages[transcript.num_system :]):
+                follows_own = bool(pieces) and (pieces[-1].at, pieces[-1].side) == (at - 1, "own")
+                if not follows_own and _is_own(message, messages[transcript.num_system :]):
                     pieces += [replace(piece, at=at - 1, side="own") for piece in found]
                     continue
                 left, found = message, []

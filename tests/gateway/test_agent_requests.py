@@ -187,7 +187,7 @@ def count(served: HttpEngine, tools: list[dict[str, Any]], messages: list[dict[s
 
 def test_a_tool_that_is_loaded_later_may_be_the_one_to_call(served: HttpEngine) -> None:
     choice = {"type": "tool", "name": "Fetch"}
-    body = {"model": MODEL, "max_tokens": 500, "tools": LATER, "tool_choice": choice}
+    body = {"model": MODEL, "max_tokens": 4000, "tools": LATER, "tool_choice": choice}
     asked = {**body, "messages": user("Go."), "temperature": 0}
     answer = served.post(MESSAGES, asked).json()
     assert [block.get("name") for block in answer["content"]] == ["Fetch"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sessionkv.gateway.rewriting import MAX_PIECES, steady
@@ -149,6 +149,7 @@ PIECES = st.sampled_from(
 CONTENT = st.lists(PIECES, max_size=5).map("".join)
 
 
+@example([("user", "Hi"), ("user", note("a")), ("user", note("b"))])
 @given(st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), CONTENT), min_size=1))
 def test_without_dates_a_new_conversation_is_as_it_was_sent(parts: list[tuple[str, str]]) -> None:
     messages = [{"role": role, "content": text} for role, text in parts]
