@@ -154,11 +154,14 @@ class HttpConfig:
         host: Name or address to listen on; an IPv6 address without brackets.
         port: 0 takes a free one.
         cors_origins: Origins whose pages may call, as ``https://example.org``.
+        steady_prompts: Dates and reminders that agents move around in their prompts are put where
+            they cost no cache.
     """
 
     host: str
     port: int
     cors_origins: tuple[str, ...] = ()
+    steady_prompts: bool = False
 
     @property
     def is_loopback(self) -> bool:

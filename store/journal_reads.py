@@ -32,6 +32,7 @@ from sessionkv.types import (
     StoredSession,
     TenantSessions,
 )
+from sessionkv.types.node_ids import number_of
 
 _UNKNOWN_COUNT = 2**31
 """Stands for a count that cannot be read: what may be needed is never freed."""
@@ -89,6 +90,8 @@ def summary(txn: lmdb.Transaction, tables: Tables) -> JournalSummary:
             if row.named or row.unnamed
         ),
         next_node_id=tables.next_node_id(txn),
+        other_next_ids=tables.other_next_ids(txn),
+        first_number=tables.first_number(txn),
         pinned=tuple((head.tenant, head.name) for head in pinned if head is not None),
     )
 
@@ -109,7 +112,7 @@ def find_session(
     while node_id is not None:
         record = tables.node(txn, node_id)
         if record is None or (record.parent_id or 0) >= node_id:
-            return StoredSession(head, (), f"turn n-{node_id}")
+            return StoredSession(head, (), f"turn n-{number_of(node_id)}")
         place = tables.place(txn, node_id)
         heads = _UNKNOWN_COUNT if place is None else place.heads
         children = _UNKNOWN_COUNT if place is None else place.children

@@ -58,6 +58,7 @@ from sessionkv.types import (
     PutKey,
     PutNode,
 )
+from sessionkv.types.node_ids import first_of, row_of
 
 NUM_DATABASES = 10
 UNNAMED_PREFIX = "~"
@@ -65,6 +66,8 @@ FORGET_BATCH = 1_000
 """Keys that one :class:`~sessionkv.types.records.ForgetKeys` takes at most."""
 _MAX_DAMAGE = 65_536
 _NEXT_NODE_ID = b"next_node_id"
+_ROW_BYTES = 3
+_FIRST_NUMBER = b"first_number"
 _VERSION = b"version"
 
 
@@ -146,13 +149,34 @@ class Tables:
             self._damage.note(b"place" + node_key(node_id))
         return place
 
-    def next_node_id(self, txn: lmdb.Transaction) -> int:
-        """Lowest id that was never given."""
-        stored = txn.get(_NEXT_NODE_ID, db=self.meta)
+    def next_node_id(self, txn: lmdb.Transaction, row: int = 0) -> int:
+        """Lowest id of a row that was never given."""
+        stored = txn.get(_next_id_key(row), db=self.meta)
         if stored is not None and (values := checked(bytes(stored))) is not None:
             return int(values[0])
-        cursor = txn.cursor(self.nodes)  # a new journal, or a damaged counter
-        return node_id_of(bytes(cursor.key())) + 1 if cursor.last() else 1
+        cursor = txn.cursor(self.nodes)  # a new row, or a damaged counter
+        is_before = (
+            cursor.prev() if cursor.set_range(node_key(first_of(row + 1))) else cursor.last()
+        )
+        last = node_id_of(bytes(cursor.key())) if is_before else 0
+        return last + 1 if row_of(last) == row else first_of(row) + self.first_number(txn)
+
+    def other_next_ids(self, txn: lmdb.Transaction) -> tuple[int, ...]:
+        """The same of all rows but the first that have a counter."""
+        found: list[int] = []
+        cursor = txn.cursor(self.meta)
+        more = cursor.set_range(_NEXT_NODE_ID)
+        while more and (key := bytes(cursor.key())).startswith(_NEXT_NODE_ID):
+            if key != _NEXT_NODE_ID:
+                found.append(self.next_node_id(txn, _row_of_key(key)))
+            more = cursor.next()
+        return tuple(found)
+
+    def first_number(self, txn: lmdb.Transaction) -> int:
+        """With which rows begin: above all that were given when there was only one."""
+        stored = txn.get(_FIRST_NUMBER, db=self.meta)
+        values = None if stored is None else checked(bytes(stored))
+        return self.next_node_id(txn) if values is None else int(values[0])
 
     def version(self, txn: lmdb.Transaction) -> int:
         """Format of the databases; those of format 1 do not say."""
@@ -163,7 +187,9 @@ class Tables:
     # Writing ---------------------------------------------------------------------------------
 
     def set_version(self, txn: lmdb.Transaction, version: int) -> None:
-        """Say that the databases are of this format."""
+        """Say that the databases are of this format, and where rows of ids begin in it."""
+        if txn.get(_FIRST_NUMBER, db=self.meta) is None:
+            txn.put(_FIRST_NUMBER, sealed([self.next_node_id(txn)]), db=self.meta)
         txn.put(_VERSION, sealed([version]), db=self.meta)
 
     def apply_all(self, txn: lmdb.Transaction, batches: Iterable[Sequence[JournalOp]]) -> None:
@@ -331,5 +357,16 @@ class Tables:
                 count(txn, self.tenants, tenants[owner].tenant, keys=-number)
 
     def _keep_ids(self, txn: lmdb.Transaction, next_node_id: int) -> None:
-        if next_node_id > self.next_node_id(txn) or txn.get(_NEXT_NODE_ID, db=self.meta) is None:
-            txn.put(_NEXT_NODE_ID, sealed([next_node_id]), db=self.meta)
+        row = row_of(next_node_id)
+        key = _next_id_key(row)
+        if txn.get(key, db=self.meta) is None or next_node_id > self.next_node_id(txn, row):
+            txn.put(key, sealed([next_node_id]), db=self.meta)
+
+
+def _next_id_key(row: int) -> bytes:
+    """Key in ``meta`` of a row's counter; the first row has that of when it was the only one."""
+    return _NEXT_NODE_ID + (row.to_bytes(_ROW_BYTES, "big") if row else b"")
+
+
+def _row_of_key(key: bytes) -> int:
+    return int.from_bytes(key.removeprefix(_NEXT_NODE_ID), "big")

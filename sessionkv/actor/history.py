@@ -6,11 +6,12 @@ follows the deepest node whose log and messages the prompt still shares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sessionkv.engine.messages import NodeText, RenderTurn, TurnRendered
-from sessionkv.text.follow import follow_ids, replies_in
+from sessionkv.text.embedded import answers_in
+from sessionkv.text.follow import follow_ids
 from sessionkv.text.history import StoredMessage, match_history
 from sessionkv.text.messages import Message, dump_messages
 from sessionkv.text.model import TextModel
@@ -52,25 +53,30 @@ def read_path(text: TextModel, path: Sequence[NodeText]) -> StoredPath:
         start = len(log)
         log += node.token_ids
         if node.kind == "chat":
-            incoming_end = start + node.num_incoming_tokens
-            incoming = read_messages(node.node_id, node.incoming_blob)
-            said = sum(message.role == "assistant" for message in incoming)
-            replies = replies_in(text, node.token_ids[: node.num_incoming_tokens]) if said else []
-            known = iter(replies if len(replies) == said else ())
-            messages += [
-                StoredMessage(
-                    message,
-                    turn,
-                    incoming_end,
-                    next(known, None) if message.role == "assistant" else None,
-                )
-                for message in incoming
-            ]
+            messages += _incoming(text, node, turn, start)
             reply = read_reply(node.node_id, node.reply_blob)
             reply_ids = tuple(node.token_ids[node.num_incoming_tokens :])
             messages.append(StoredMessage(reply, turn, len(log), reply_ids))
         ends.append((node.node_id, len(log), len(messages)))
     return StoredPath(tuple(messages), tuple(log), tuple(ends))
+
+
+def _incoming(text: TextModel, node: NodeText, turn: int, start: int) -> Iterator[StoredMessage]:
+    """What came in with a turn; answers among it with the ids that they have in the log."""
+    messages = read_messages(node.node_id, node.incoming_blob)
+    end = start + node.num_incoming_tokens
+    num_answers = sum(message.role == "assistant" for message in messages)
+    answers = answers_in(text, node.token_ids[: node.num_incoming_tokens]) if num_answers else []
+    following = iter(answers if len(answers) == num_answers else ())
+    answer = next(following, None)
+    for message in messages:
+        if answer is None:
+            yield StoredMessage(message, turn, end)
+        elif message.role == "assistant":
+            yield StoredMessage(message, turn, start + answer.end, answer.ids)
+            answer = next(following, None)
+        else:
+            yield StoredMessage(message, turn, start + answer.start)
 
 
 def render_history(

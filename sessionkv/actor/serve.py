@@ -193,7 +193,11 @@ def _told(endpoint: str, service_key: str | None, http: HttpConfig | None) -> di
     """The gateway's settings."""
     found: dict[str, Any] = {"endpoint": endpoint, "key": service_key}
     if http is not None:
-        found |= {"hosts": [http.host], "cors_origins": http.cors_origins}
+        found |= {
+            "hosts": [http.host],
+            "cors_origins": http.cors_origins,
+            "steady_prompts": http.steady_prompts,
+        }
     return found
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from sessionkv.cache.quotas import TenantQuotas
+from sessionkv.cache.quotas import Part, TenantQuotas
 from sessionkv.cache.retention_view import EXPECTED, PINNED, RETAINED, UNRETAINED
 from sessionkv.errors import PinRefused
 from sessionkv.types import BlockHash, Tier
@@ -158,37 +158,49 @@ class Retention:
             )
 
     def own(
-        self, keys: Collection[BlockHash], pins: Iterable[Pin] = (), *, tenant: str = ""
+        self,
+        keys: Sequence[BlockHash],
+        pins: Iterable[Pin] = (),
+        *,
+        tenant: str = "",
+        part: int = 0,
     ) -> None:
-        """A node of the tenant takes ``keys``; ``pins`` are those that reach the node."""
+        """A node of the tenant takes ``keys``; ``pins`` are those that reach the node.
+
+        ``part`` is a number that only these keys of this node have.
+        """
         _count_up(self._owners, keys)
         for pin in pins:
             self.pin(pin, keys, tenant=tenant)
-        self._fallen.update(dict.fromkeys(self.quotas.use(tenant, keys)))
+        self._fallen.update(dict.fromkeys(self.quotas.use(tenant, ((part, keys),))))
 
     def disown(
-        self, keys: Collection[BlockHash], pins: Iterable[Pin] = (), *, tenant: str = ""
+        self,
+        keys: Sequence[BlockHash],
+        pins: Iterable[Pin] = (),
+        *,
+        tenant: str = "",
+        part: int = 0,
     ) -> list[BlockHash]:
         """A node of the tenant lets go of ``keys``; returns those that nobody owns now."""
         for pin in pins:
             self.unpin(pin, keys, tenant=tenant)
         gone = _count_down(self._owners, keys)
         self._fallen.update(dict.fromkeys(gone))
-        self.quotas.leave(tenant, gone)
+        self._fallen.update(dict.fromkeys(self.quotas.leave(tenant, part, gone)))
         return gone
 
     def forget(self, keys: Collection[BlockHash], *, tenant: str = "") -> None:
         """A node that owns ``keys`` leaves memory; for that they are wanted no less."""
         self.quotas.forget(tenant, _count_down(self._owners, keys))
 
-    def used(self, keys: Sequence[BlockHash], *, tenant: str) -> None:
-        """A session of the tenant has used its log; of that the start is to stay longest. O(keys).
+    def used(self, parts: Iterable[Part], *, tenant: str) -> None:
+        """A session of the tenant has used these parts of its log, the one to stay longest last.
 
-        Free for a tenant without quota.
+        O(parts, and keys that come within the quota); free for a tenant without.
         """
         if not self.quotas.limits(tenant).is_empty:
-            owned = [key for key in reversed(keys) if key in self._owners]
-            self._fallen.update(dict.fromkeys(self.quotas.use(tenant, owned)))
+            self._fallen.update(dict.fromkeys(self.quotas.use(tenant, parts)))
 
     def set_limits(self, limits: Mapping[str, TenantQuota], *, has_tenants: bool) -> None:
         """Other quotas from now on. O(blocks)."""

@@ -86,7 +86,7 @@ class TurnTree(TreeHeads):
         self._check_free((tenant, name))
         self._check_new_name(tenant, "session", name)
         root = replace(root, kind="root", sampling_blob=opening.to_blob())
-        node = self._new_node(root, None, self.reserve_node_id(), tenant=tenant, now=now)
+        node = self._new_node(root, None, self.reserve_node_id(tenant), tenant=tenant, now=now)
         head = fresh_head(tenant, name, node, opening.history or "keep", now)
         transaction = Transaction(self._state)
         transaction.add_node(node)
@@ -135,7 +135,7 @@ class TurnTree(TreeHeads):
             raise InvalidRequest("kind", new.kind, "chat or raw")
         self.check_kind(parent.record.node_id, new.kind)
         if node_id is None:
-            node_id = self.reserve_node_id()
+            node_id = self.reserve_node_id(tenant)
         node = self._new_node(new, parent, node_id, tenant=tenant, now=now)
         moved = replace(head, node_id=node.record.node_id, updated_s=now)
         if new.hashes is not None:
@@ -160,8 +160,7 @@ class TurnTree(TreeHeads):
             check_name("name", session.name, self._limits.session_name_bytes)
             self._check_free((tenant, session.name))
             self._check_new_name(tenant, "name", session.name, beside=len(tree.sessions) - 1)
-        records, heads = tree.placed(tenant, self._next_node_id)
-        self._next_node_id += len(records)
+        records, heads = tree.placed(tenant, self._ids.reserve(tenant, len(tree.nodes)))
         transaction = Transaction(self._state)
         for record in records:
             parent = None if record.parent_id is None else self._state.nodes[record.parent_id]
@@ -201,7 +200,7 @@ class TurnTree(TreeHeads):
         self, new: NewNode, parent: Node | None, node_id: int, *, tenant: str, now: float
     ) -> Node:
         """The node in memory, not yet in the tree."""
-        if node_id in self._state.nodes or not 0 < node_id < self._next_node_id:
+        if node_id in self._state.nodes or not self._ids.was_given(node_id):
             raise ValueError(f"node id {node_id} was not reserved or is in use")
         start = 0 if parent is None else parent.end
         full_blocks = (start + len(new.token_ids)) // self._block_size

@@ -30,6 +30,7 @@ from sessionkv.types import (
     KeepIds,
     PutHead,
 )
+from sessionkv.types.node_ids import NodeIds, number_of
 
 MAX_UNNAMED = 100_000
 UNNAMED_TTL_S = 30 * 24 * 3600.0
@@ -55,7 +56,8 @@ class TreeHeads(TreeMemory):
         """Nothing is in memory of this journal."""
         super().__init__(limits, retention, journal.tenants)
         self.max_unnamed = max_unnamed
-        self._next_node_id = journal.next_node_id
+        next_ids = journal.next_node_id, *journal.other_next_ids
+        self._ids = NodeIds(next_ids, first_number=journal.first_number)
         self._serials = 0
         self._last_serial = 0
 
@@ -69,7 +71,7 @@ class TreeHeads(TreeMemory):
             source: An existing session.
             name: Of the new one; None lets the tree name it, and it is kept for 30 days.
             now: Wall-clock seconds.
-            node_id: A node on the source's path.
+            node_id: A node on the source's path, or its number.
 
         Raises:
             SessionNotFound, NodeNotFound, InvalidRequest, SessionExists, Overloaded: As named.
@@ -246,9 +248,9 @@ class TreeHeads(TreeMemory):
         self.settle(change)
 
     def _on_path(self, node: Node, node_id: int) -> Node:
-        """The ancestor of that id, ``node`` included."""
+        """The ancestor of that id, or of that number, ``node`` included."""
         for ancestor in node.up():
-            if ancestor.record.node_id == node_id:
+            if node_id in (ancestor.record.node_id, number_of(ancestor.record.node_id)):
                 return ancestor
         raise no_node(node_id)
 
@@ -285,19 +287,17 @@ class TreeHeads(TreeMemory):
     def _branch(self, tenant: str, node: Node, history: str, now: float) -> Change:
         self._check_unnamed(tenant)
         # A number that is never given again makes a name that nobody ever had.
-        number = self.reserve_node_id()
-        name = f"{UNNAMED_PREFIX}{format_node_id(node.record.node_id)}.{number}"
+        number = self.reserve_node_id(tenant)
+        name = f"{UNNAMED_PREFIX}{format_node_id(node.record.node_id)}.{number_of(number)}"
         head = fresh_head(tenant, name, node, history, now)
         transaction = Transaction(self._state)
         transaction.do(PutHead(head))
         transaction.journal(KeepIds(number + 1))
         return self._change(transaction, head)
 
-    def reserve_node_id(self) -> int:
-        """An id for a node to be added later; lost if it never is."""
-        node_id = self._next_node_id
-        self._next_node_id += 1
-        return node_id
+    def reserve_node_id(self, tenant: str) -> int:
+        """An id for a node of the tenant to be added later; lost if it never is."""
+        return self._ids.reserve(tenant)
 
     def _forget_keys(self, now: float) -> ForgetKeys:
         limits = self._limits

@@ -111,7 +111,9 @@ class TreeState:
                 break
             block_bytes = self.retention.block_bytes
             lacking.take_hashes(hashes, block_size=block_size, block_bytes=block_bytes)
-            self.retention.own(lacking.kept, lacking.pins, tenant=node.tenant)
+            self.retention.own(
+                lacking.kept, lacking.pins, tenant=node.tenant, part=lacking.record.node_id
+            )
 
     def attach_tail(self, node: Node, tail: BlockHash | None) -> None:
         """Give the node its tail key, in place of the one it had."""
@@ -125,7 +127,7 @@ class TreeState:
         self.keep_node(node)
         if node.parent is not None:
             node.parent.children += 1
-        self.retention.own(node.kept, tenant=node.tenant)
+        self.retention.own(node.kept, tenant=node.tenant, part=node.record.node_id)
         return DeleteNode(node.record.node_id)
 
     def _delete_node(self, node: Node, freed: list[BlockHash]) -> JournalOp:
@@ -133,7 +135,8 @@ class TreeState:
         if node.parent is not None:
             node.parent.children -= 1
         freed += reversed(node.excess)  # owned by nobody on its account
-        freed += reversed(self.retention.disown(node.kept, tenant=node.tenant))
+        kept = self.retention.disown(node.kept, tenant=node.tenant, part=node.record.node_id)
+        freed += reversed(kept)
         return PutNode(node.record)
 
     def _set_head(
@@ -184,10 +187,12 @@ class TreeState:
             heapq.heappush(self.pin_ends, (head.pin_expires_s, head_id))
 
     def _own_tail(self, node: Node) -> None:
-        self.retention.own(node.kept_tail, node.pins, tenant=node.tenant)
+        part = node.tail_part
+        self.retention.own(node.kept_tail, node.pins, tenant=node.tenant, part=part)
 
     def _disown_tail(self, node: Node, freed: list[BlockHash]) -> None:
-        freed += self.retention.disown(node.kept_tail, node.pins, tenant=node.tenant)
+        part = node.tail_part
+        freed += self.retention.disown(node.kept_tail, node.pins, tenant=node.tenant, part=part)
         if node.tail is not None and not node.keeps_tail:
             freed.append(node.tail)
 

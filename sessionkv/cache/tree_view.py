@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from sessionkv.cache.quotas import Part
 from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree_state import TreeState
 from sessionkv.cache.turns import HeadId, Node, SessionKeys, format_node_id
@@ -108,6 +109,12 @@ class TreeView:
         for node in self._path(node_id):
             hashes += node.kept
         return hashes
+
+    def parts_of(self, node_id: int) -> list[Part]:
+        """What is retained of the log by the nodes that own it, its end first. O(turns)."""
+        node = self._node(node_id)
+        parts: list[Part] = [(node.tail_part, node.kept_tail)] if node.heads else []
+        return parts + [(above.record.node_id, above.kept) for above in node.up()]
 
     def keys_of(self, node_id: int) -> tuple[BlockHash, ...]:
         """Block keys the node owns: none past its session's budget."""

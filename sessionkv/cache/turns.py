@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sessionkv.cache.retention import Pin
 from sessionkv.errors import InvalidRequest
 from sessionkv.types import TOKEN_BYTES, BlockHash, HeadRecord, JournalOp, NodeRecord
+from sessionkv.types.node_ids import number_of
 
 HeadId = tuple[str, str]
 """Tenant and name of a session."""
@@ -28,12 +29,12 @@ _NODE_ID = re.compile(r"n-([1-9][0-9]{0,17})", re.ASCII)
 
 
 def format_node_id(node_id: int) -> str:
-    """External form of a node id: ``n-42``."""
-    return f"n-{node_id}"
+    """External form of a node id: ``n-42``; the number in its row, which its tenant alone has."""
+    return f"n-{number_of(node_id)}"
 
 
 def parse_node_id(text: str) -> int:
-    """The way back from :func:`format_node_id`.
+    """The number of a node id that :func:`format_node_id` gave.
 
     Raises:
         InvalidRequest: The text is not a node id.
@@ -194,6 +195,11 @@ class Node:
     def kept_tail(self) -> tuple[BlockHash, ...]:
         """Its tail, if it has one and that is within the budget."""
         return () if self.tail is None or not self.keeps_tail else (self.tail,)
+
+    @property
+    def tail_part(self) -> int:
+        """Number of :attr:`kept_tail` as a part of its own; that of :attr:`kept` is the node's."""
+        return -self.record.node_id
 
     @property
     def excess(self) -> tuple[BlockHash, ...]:

@@ -147,6 +147,9 @@ def explained(turn: NodeInfo, stats: Mapping[str, Any]) -> Iterator[str]:
         yield from _larger(stats)
 
 
+_PARTS = {"tools": "tools", "system": "system prompt"}
+
+
 def _missed(report: CacheReport) -> Iterator[str]:
     miss = report.miss
     what, helps = _REASONS[miss.reason]
@@ -154,7 +157,10 @@ def _missed(report: CacheReport) -> Iterator[str]:
     if miss.token is not None and miss.reason not in (MissReason.NONE, MissReason.FIRST_TURN):
         where = f"  position: token {miss.token:,}"
         where += "" if miss.turn is None else f", in turn {miss.turn}"
-        yield where + ("" if miss.message is None else f", message {miss.message}")
+        if miss.part in ("tools", "system"):
+            yield f"{where}, in the {_PARTS[miss.part]}"
+        else:
+            yield where + ("" if miss.message is None else f", message {miss.message}")
     if miss.expected is not None or miss.found is not None:
         yield f"  stored:   {output.one_line(miss.expected or '')!r}"
         yield f"  request:  {output.one_line(miss.found or '')!r}"

@@ -71,6 +71,11 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         default=[],
         help="let pages of this origin call the APIs (none)",
     )
+    parser.add_argument(
+        "--steady-prompts",
+        action="store_true",
+        help="put dates and reminders that agents move around where they cost no cache (off)",
+    )
     _add_endpoint(parser)
     parser.add_argument(
         "--keys", metavar="FILE", help="ask for one of this file's keys (`sessionkv keys add`)"

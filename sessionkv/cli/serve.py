@@ -25,9 +25,14 @@ def run(args: argparse.Namespace) -> int:
     config = config_from(args)
     http = None
     if args.http is not None:
-        http = replace(HttpConfig.parse(args.http), cors_origins=tuple(args.cors_origin))
-    elif args.cors_origin:
-        raise WrongUsage("--cors-origin is for --http")
+        http = replace(
+            HttpConfig.parse(args.http),
+            cors_origins=tuple(args.cors_origin),
+            steady_prompts=args.steady_prompts,
+        )
+    elif args.cors_origin or args.steady_prompts:
+        flag = "--cors-origin" if args.cors_origin else "--steady-prompts"
+        raise WrongUsage(f"{flag} is for --http")
     again = "Ctrl-C again" if sys.stdin.isatty() else "a second signal"
     with StartProgress() as progress:
 

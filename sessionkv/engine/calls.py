@@ -31,6 +31,7 @@ from sessionkv.ipc.reports import cache_to_map
 from sessionkv.store.answers import Checked, Held
 from sessionkv.store.questions import SessionPage
 from sessionkv.types import BlockHash, NodeRecord, SessionRow, Tier
+from sessionkv.types.node_ids import number_of
 from sessionkv.types.portable_tree import PortableTree
 
 
@@ -271,10 +272,10 @@ class CallDesk:
         """Everything that is kept of one turn of a session, or of all up to it. O(turns)."""
         path = self._tree.path(self._tree.head(tenant, request.session).node_id)
         if request.node is not None:
-            node_id = parse_node_id(request.node)
-            places = [i for i, node in enumerate(path) if node.node_id == node_id]
+            number = parse_node_id(request.node)
+            places = [i for i, node in enumerate(path) if number_of(node.node_id) == number]
             if not places:
-                raise no_node(node_id)
+                raise no_node(number)
             path = path[: places[0] + 1]
         root = (path[0].node_id, path[0].incoming_blob)
         if request.path:

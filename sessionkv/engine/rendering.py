@@ -27,7 +27,7 @@ def render_request(
         turn_id: The turn's, or that of the call that only counts them.
         head_id: The session.
         with_path: Also what the session consists of.
-        changed_from: Name of the session to compare a new one with.
+        changed_from: The session of the conversation that a new one was, where it was another.
 
     Raises:
         SessionNotFound: There is none.
@@ -45,20 +45,16 @@ def render_request(
         created_s=path[0].created_s,
         path=tuple(map(_node_text, path)) if with_path else (),
         foreign=is_foreign(parts, head.node_id),
-        changed_from=(
-            _changed_from(parts, head_id[0], changed_from, head) if len(path) == 1 else ()
-        ),
+        changed_from=_changed_from(parts, head, changed_from) if len(path) == 1 else (),
     )
 
 
-def _changed_from(
-    parts: CoreParts, tenant: str, name: str | None, head: HeadRecord
-) -> tuple[NodeText, ...]:
+def _changed_from(parts: CoreParts, head: HeadRecord, name: str | None) -> tuple[NodeText, ...]:
     """The path of the conversation that a new one was; none where it cannot be compared with."""
     if name is None or head.history != "follow":
         return ()
     try:
-        node_id = parts.tree.head(tenant, name).node_id
+        node_id = parts.tree.head(head.tenant, name).node_id
         path = parts.tree.path(node_id)
     except (SessionNotFound, SessionDamaged):
         return ()

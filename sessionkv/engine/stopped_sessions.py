@@ -28,6 +28,7 @@ from sessionkv.types import (
     PutNode,
     unpack_tokens,
 )
+from sessionkv.types.node_ids import NodeIds
 from sessionkv.types.portable import LOCAL_TENANT, PortableSession
 from sessionkv.types.portable_tree import PortableTree
 
@@ -82,7 +83,9 @@ class StoppedSessions:
         self.all_heads = state.heads
         self.num_turns = sum(node.parent_id is not None for node in state.nodes)
         self.num_keys = len(state.keys)
-        self._next_node_id = state.next_node_id
+        known = journal.summary()
+        next_ids = known.next_node_id, *known.other_next_ids
+        self._ids = NodeIds(next_ids, first_number=known.first_number)
         self.heads = {
             head.name: head
             for head in sorted(state.heads, key=lambda head: head.name)
@@ -144,9 +147,9 @@ class StoppedSessions:
                 raise SessionExists(f"there is a session named {session.name!r}")
         for record in tree.nodes:
             check_blobs(record)
-        nodes, heads = tree.placed(self._tenant, self._next_node_id)
+        first = self._ids.reserve(self._tenant, len(tree.nodes))
+        nodes, heads = tree.placed(self._tenant, first)
         self._journal.commit([[*map(PutNode, nodes), *map(PutHead, heads)]])
-        self._next_node_id += len(nodes)
         self._nodes |= {node.node_id: node for node in nodes}
         self.heads |= {head.name: head for head in heads}
 

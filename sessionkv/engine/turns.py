@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.active_turn import ActiveTurn, Phase
+from sessionkv.engine.cache_reports import CacheReports
 from sessionkv.engine.commits import Commits
 from sessionkv.engine.grammar_desk import GrammarReady
 from sessionkv.engine.loading import Ready
@@ -52,10 +53,7 @@ from sessionkv.errors import (
     TurnCancelled,
     TurnFailed,
 )
-from sessionkv.types import CacheReport, FinishReason, KeyRecord
-
-MAX_REPORTS = 10_000
-"""Cache reports kept, so that a miss can be explained later."""
+from sessionkv.types import FinishReason, KeyRecord
 
 
 @dataclass(slots=True)
@@ -80,7 +78,7 @@ class TurnDesk:
         self._lines: dict[HeadId, _Line] = {}
         self.out: list[CoreMessage] = []
         self.active: dict[int, ActiveTurn] = {}
-        self.last_cache: dict[int, CacheReport] = {}
+        self.last_cache = CacheReports()
         self.draining = False
         self._progress = ProgressDesk(parts.kv.block_size)
 
@@ -358,7 +356,7 @@ class TurnDesk:
         if sequence is None or event.finish is None:
             raise TurnFailed("the turn has no sequence")
         if turn.ask.session is not None:
-            turn.node_id = tree.reserve_node_id()
+            turn.node_id = tree.reserve_node_id(turn.ask.tenant)
         miss, missed = explain_misses(turn, self._parts)
         cache = replace(sequence.report(), miss=miss, miss_tokens=missed)
         turn.phase = Phase.JUDGING
@@ -447,9 +445,7 @@ class TurnDesk:
             line.waiting.remove(turn)
             return
         if isinstance(answer, TurnCommitted) and turn.finished and turn.node_id is not None:
-            self.last_cache[turn.node_id] = turn.finished.cache
-            if len(self.last_cache) > MAX_REPORTS:
-                del self.last_cache[next(iter(self.last_cache))]
+            self.last_cache.put(turn.node_id, turn.finished.cache)
             self._use(turn.node_id, turn.ask.tenant)
         self._expect(turn, head, isinstance(answer, TurnCommitted), now)
         del self._lines[head]
@@ -461,8 +457,7 @@ class TurnDesk:
         if tree.retention.quotas.limits(tenant).is_empty:
             return
         with suppress(NodeNotFound):  # deleted while its turn was on its way to the journal
-            log = (*tree.kept_hashes_of(node_id), *tree.keys_of(node_id)[-1:])
-            tree.retention.used(log, tenant=tenant)
+            tree.retention.used(tree.parts_of(node_id), tenant=tenant)
 
     def _forget_grammar(self, turn: ActiveTurn) -> None:
         if turn.awaits_grammar:

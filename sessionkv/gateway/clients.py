@@ -25,11 +25,11 @@ class Caller:
         pieces: What tokens stand for; the same for all callers.
     """
 
-    def __init__(self, client: AsyncClient, pieces: Pieces) -> None:
-        """Own the connection."""
+    def __init__(self, client: AsyncClient, pieces: Pieces, *, is_steady: bool = False) -> None:
+        """Own the connection; ``is_steady`` as for :class:`Keeping` by default."""
         self.client = client
         self.tenant = ""
-        self.conversations = Conversations(client)
+        self.conversations = Conversations(client, is_steady=is_steady)
         self.pieces = pieces
         self.used_s = 0.0
         self._seen = 0
@@ -51,17 +51,24 @@ class ClientPool:
     """For one event loop. The engine's keys bound it; those that are not known take no place."""
 
     def __init__(
-        self, endpoint: str, *, most: int, clock: Callable[[], float] = time.monotonic
+        self,
+        endpoint: str,
+        *,
+        most: int,
+        is_steady: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connect to nobody yet.
 
         Args:
             endpoint: The engine's.
             most: Connections past which idle ones are closed, the one used longest ago first.
+            is_steady: Whether what moves in prompts is put where it costs no cache.
             clock: Seconds.
         """
         self._endpoint = endpoint
         self._most = most
+        self._is_steady = is_steady
         self._clock = clock
         self._callers: OrderedDict[str | None, Caller] = OrderedDict()
         self._pieces = Pieces()
@@ -81,7 +88,8 @@ class ClientPool:
         async with self._greeting:
             if (caller := self._known(key)) is not None:
                 return caller
-            caller = Caller(AsyncClient(self._endpoint, key=key), self._pieces)
+            client = AsyncClient(self._endpoint, key=key)
+            caller = Caller(client, self._pieces, is_steady=self._is_steady)
             try:
                 caller.tenant = (await caller.client.welcome()).tenant
             except BaseException:  # a key that is not known takes nobody's place

@@ -24,7 +24,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
@@ -40,7 +40,10 @@ from sessionkv.errors import (
     SessionNotFound,
 )
 from sessionkv.gateway.early_end import until
+from sessionkv.gateway.place_memory import PlaceMemory
 from sessionkv.gateway.recent import Recent
+from sessionkv.gateway.rewriting import Steady, steady
+from sessionkv.gateway.rewriting_places import put_back
 from sessionkv.gateway.transcript import Message, Transcript
 
 _log = logging.getLogger(__name__)
@@ -64,40 +67,57 @@ class Keeping:
         tier: Where its cache is wanted, None for no wish.
         ttl_s: How long.
         label: The client's own name of the conversation; None is how it begins.
+        is_steady: What agents move around in it is put where it costs no cache; None is as the
+            gateway is set.
     """
 
     is_helper: bool = False
     tier: str | None = None
     ttl_s: float | None = None
     label: str | None = None
+    is_steady: bool | None = None
 
 
 class Conversations:
     """What exchanges there are, as far as is known here, and the making of new ones."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, *, is_steady: bool = False) -> None:
         """Know of nothing; the client stays the caller's."""
         self.client = client
+        self._is_steady = is_steady
+        self.places = PlaceMemory(client)
         self._known: OrderedDict[str, None] = OrderedDict()
         self._recent = Recent()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, transcript: Transcript, keeping: Keeping) -> Exchange:
         """An exchange that continues what is known of its conversation."""
+        is_steady = self._is_steady if keeping.is_steady is None else keeping.is_steady
+        found = Steady(transcript, ())
+        if is_steady and not keeping.is_helper:
+            found = steady(transcript)
+        exchange = Exchange(self, found, keeping, is_steady=is_steady)
+        self._match(exchange, found.transcript, keeping)
+        return exchange
+
+    def _match(self, exchange: Exchange, transcript: Transcript, keeping: Keeping) -> None:
+        """Say which sessions an exchange may go on from, or else is to be compared with."""
         names = [_name(transcript, digest) for digest in reversed(transcript.digests())]
         known = [name for name in names if name in self._known]
         # The longest may be of an earlier run of the gateway, and so may all where none is known.
         tried = dict.fromkeys([*names[:1], *known, *names[1:MAX_TRIES]])
         changed = self._recent.changed(transcript, keeping.label)
+        exchange.candidates = [*tried]
         if changed is None or changed.name not in self._known:
-            return Exchange(self, transcript, keeping, [*tried])
+            return
         if changed.root != transcript.root:
-            return Exchange(self, transcript, keeping, [*tried], changed_from=changed.name)
+            exchange.changed_from = changed.name
+            return
         # Following it, the engine can say where it was changed. Only where it goes on from what is
         # known, so that nothing is found less for it.
         goes_on = not known or _digest(known[0]) in changed.digests
         first = [changed.name] if goes_on else []
-        return Exchange(self, transcript, keeping, [*first, *tried][: MAX_TRIES + 1])
+        exchange.candidates = [*first, *tried][: MAX_TRIES + 1]
 
     def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have something done whoever goes on waiting for it; :meth:`settle` does."""
@@ -199,6 +219,8 @@ class Exchange:
     """One request's turn. :meth:`stream` it once, :meth:`keep` it, and :meth:`close` it always.
 
     Attributes:
+        candidates: Sessions to go on from, the best one first.
+        changed_from: Where there is none of them, the session to compare with.
         continues: Name of the session that it continues, None for a new conversation.
         ends_at: Asked behind each event: after how many characters of the reply the answer is over
             for its client, where the turn ends; None as long as it is not.
@@ -207,26 +229,29 @@ class Exchange:
     def __init__(
         self,
         conversations: Conversations,
-        transcript: Transcript,
+        found: Steady,
         keeping: Keeping,
-        candidates: list[str],
         *,
-        changed_from: str | None = None,
+        is_steady: bool,
     ) -> None:
-        """Made by :meth:`Conversations.begin`.
-
-        ``candidates`` are sessions to go on from, the best one first; where there is none of them,
-        ``changed_from`` is the session to compare with.
-        """
+        """Made by :meth:`Conversations.begin`."""
         self._all = conversations
-        self._transcript = transcript
+        self._found = found
+        self._transcript = found.transcript
+        self._placed = put_back(found, ())
+        self._is_steady = is_steady
         self._keeping = keeping
-        self._candidates = candidates
-        self._changed_from = changed_from
+        self.candidates: list[str] = []
+        self.changed_from: str | None = None
         self._running: str | None = None
         self._naming: asyncio.Task[None] | None = None
         self.continues: str | None = None
         self.ends_at: Callable[[], int | None] = _never
+
+    @property
+    def rewrites(self) -> Sequence[Mapping[str, str]]:
+        """What the model saw elsewhere than the client has it, once the turn has begun."""
+        return self._placed.rewrites
 
     async def stream(self, **options: Unpack[TurnOptions]) -> AsyncGenerator[StreamEvent, None]:
         """Run the turn; closing the generator cancels it.
@@ -239,9 +264,9 @@ class Exchange:
                 async for event in events:
                     yield event
             return
-        for name in (*self._candidates, None):
+        for name in (*self.candidates, None):
             if name is None:
-                other = self._changed_from or await self._all.same_messages(self._transcript)
+                other = self.changed_from or await self._all.same_messages(self._transcript)
                 options["changed_from"] = other
             try:
                 async with aclosing(self._turn(name, options)) as events:
@@ -257,13 +282,15 @@ class Exchange:
         Raises:
             SessionKVError: They cannot be counted.
         """
-        client, messages = self._all.client, list(self._transcript.messages)
-        for name in () if self._keeping.is_helper else self._candidates:
+        client = self._all.client
+        for name in () if self._keeping.is_helper else self.candidates:
             try:
-                return await client.session(name).count(messages=messages)
+                placed = await self._put_back(name)
+                return await client.session(name).count(messages=list(placed.messages))
             except (SessionNotFound, SessionDamaged):
                 self._all.forget(name)
-        return await client.count(messages=messages, tools=self._transcript.tools)
+        whole = await self._put_back(None)
+        return await client.count(messages=list(whole.messages), tools=whole.tools)
 
     def keep(self, reply: Message) -> None:
         """Begin to name the session by its conversation, whatever becomes of the client.
@@ -275,6 +302,8 @@ class Exchange:
             return
         running, self._running = self._running, None
         name = self._all.answered(self._transcript, reply, self._keeping)
+        if self._is_steady:
+            self._all.places.put(name, self._placed.places)
         naming = self._all.name(running, name, self._keeping, after=self.continues)
         self._naming = self._all.later(naming)
         self._naming.add_done_callback(_heard)
@@ -301,7 +330,7 @@ class Exchange:
         if event.result is None:
             return event
         cache = event.result.cache
-        cache = replace(cache, miss=self._transcript.located(cache.miss))
+        cache = replace(cache, miss=self._placed.transcript.located(cache.miss))
         return replace(event, result=replace(event.result, cache=cache))
 
     def _generation(self, options: TurnOptions) -> AsyncGenerator[StreamEvent, None]:
@@ -309,6 +338,13 @@ class Exchange:
         messages, tools = list(self._transcript.messages), self._transcript.tools
         running = self._all.client.stream_generate(messages=messages, tools=tools, **rest)
         return until(running, self.ends_at)
+
+    async def _put_back(self, name: str | None) -> Transcript:
+        """What the model is to see where the named session, or none, is gone on from."""
+        if self._is_steady:
+            earlier = () if name is None else await self._all.places.of(name)
+            self._placed = put_back(self._found, earlier)
+        return self._placed.transcript
 
     async def _turn(
         self, name: str | None, options: TurnOptions
@@ -322,12 +358,14 @@ class Exchange:
             SessionKVError: The turn failed, or the session could not be made.
         """
         client = self._all.client
+        messages = list((await self._put_back(name)).messages)
+        if self._is_steady:
+            options["metadata"] = self._placed.metadata
         running = self._running = RUNNING + secrets.token_hex(12)
         self.continues = name
         made = asyncio.ensure_future(self._make(name, running))
         await asyncio.sleep(0)  # it sends its request
         session = client.session(running)
-        messages = list(self._transcript.messages)
         try:
             turn = session.stream(messages=messages, **options)
             async with aclosing(until(turn, self.ends_at)) as events:

@@ -6,7 +6,8 @@ with what is never continued and push out what is. A request is a helper's where
 * it says so: the header ``x-sessionkv-helper: true`` or ``metadata.sessionkv_helper``; ``false``
   there says that it is none, whatever it looks like;
 * or it is the first of its conversation, has no tools, and asks in words that known clients use
-  for a title, tags, follow-up questions or a commit message.
+  for a title, tags, follow-up questions, a commit message or a summary of another conversation:
+  where much may be answered, only a system prompt that begins so tells it from what people ask.
 
 A summary of a long conversation, as made by compaction, is not one by itself: its prefix is the
 conversation's, and finds its cache either way.
@@ -23,10 +24,13 @@ from sessionkv.gateway.transcript import Transcript, text_of
 HEADER = "x-sessionkv-helper"
 METADATA = "sessionkv_helper"
 _SHOWN_CHARS = 2000
+_BEGINNING_CHARS = 400
 _ASKS = re.compile(
     r"\b(?:generate|create|write|produce|suggest|provide|come up with|summari[sz]e)\b[^.\n]{0,80}"
     r"\b(?:title|headline|tags?\b|topic|follow-up questions|commit message|branch name)"
-    r"|\btitle generator\b|\bconversation title\b|\bisNewTopic\b",
+    r"|\btitle generator\b|\bconversation title\b|\bisNewTopic\b"
+    r"|\bnaming (?:a|the|this) [^.\n]{0,30}\b(?:session|conversation|chat|thread)\b"
+    r"|\bcontext summari[sz]ation\b|\bsummari[sz]ing conversations\b",
     re.IGNORECASE,
 )
 _SMALL_TOKENS = 256
@@ -45,16 +49,20 @@ def is_helper(
         transcript: Its conversation.
         headers: Of the request; case does not matter.
         metadata: As the client sent it.
-        max_tokens: What the client allows the answer; where that is much, it is no helper's.
+        max_tokens: What the client allows the answer. Where that is much, a system prompt has to
+            say what the request is for.
     """
     said = says_helper(headers, metadata)
     if said is not None:
         return said
-    if transcript.tools or (max_tokens is not None and max_tokens > _SMALL_TOKENS):
+    if transcript.tools or any(
+        message.get("role") == "assistant" for message in transcript.messages
+    ):
         return False
-    if any(message.get("role") == "assistant" for message in transcript.messages):
-        return False
-    places = (transcript.system or "", *map(text_of, transcript.messages[-1:]))
+    system = transcript.system or ""
+    if max_tokens is not None and max_tokens > _SMALL_TOKENS:
+        return _ASKS.search(system[:_BEGINNING_CHARS]) is not None
+    places = (system, *map(text_of, transcript.messages[-1:]))
     return any(_ASKS.search(_ends(text)) for text in places)
 
 

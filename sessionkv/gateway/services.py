@@ -65,7 +65,9 @@ class Services:
     def __init__(self, settings: GatewaySettings) -> None:
         """Connect to nobody yet."""
         self.settings = settings
-        self._clients = ClientPool(settings.endpoint, most=settings.clients)
+        self._clients = ClientPool(
+            settings.endpoint, most=settings.clients, is_steady=settings.steady_prompts
+        )
         self._model: ServedModel | None = None
 
     async def start(self) -> None:

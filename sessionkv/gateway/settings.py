@@ -14,6 +14,9 @@ from sessionkv.types.reply_style import ReplyStyle
 class GatewaySettings:
     """Where the engine is, and the gateway's own bounds.
 
+    ``sessionkv serve`` says where and who may call; bounds of its own are for who starts a gateway
+    by hand.
+
     Attributes:
         endpoint: The engine's socket.
         ping_s: A stream that has had nothing to say for so long says that it lives.
@@ -32,6 +35,8 @@ class GatewaySettings:
             keys. With one, callers have to show theirs.
         hosts: Names beside those of this machine that callers may use for it.
         cors_origins: Origins whose pages may call; none by default.
+        steady_prompts: Dates and reminders that agents move around in their prompts are put where
+            they cost no cache, unless a request says otherwise.
     """
 
     endpoint: str
@@ -48,6 +53,7 @@ class GatewaySettings:
     hosts: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     reply_style: ReplyStyle | None = None
+    steady_prompts: bool = False
 
     def to_json(self) -> str:
         """One line, for another process."""

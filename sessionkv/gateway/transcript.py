@@ -79,13 +79,14 @@ class Transcript:
         Messages of the system at the start are one to the engine.
         """
         if miss.part == "system":
-            return replace(miss, part=self._field(0) if self.num_system else miss.part)
+            return replace(miss, part=self.field(0) if self.num_system else miss.part)
         if miss.part != "message" or miss.message is None:
             return miss
         index = miss.message + max(0, self.num_system - 1) if miss.message else 0
-        return replace(miss, message=index, part=self._field(index))
+        return replace(miss, message=index, part=self.field(index))
 
-    def _field(self, index: int) -> str:
+    def field(self, index: int) -> str:
+        """Of the request, that a message comes from."""
         return f"messages[{index}]" if self.fields is None else self.fields[index]
 
     @cached_property

@@ -88,26 +88,6 @@ def follow_ids(
     return Followed(ids, raw, tuple(rendered), num_reused, miss)
 
 
-def replies_in(text: TextModel, ids: Sequence[int]) -> list[tuple[int, ...]]:
-    """The replies that stand whole in a stretch of a log, each to the end of its turn. O(ids).
-
-    One whose beginning is not told apart by its ids is left out; none where the template has no
-    end of turn of its own.
-    """
-    opening = text.encoder.encode(text.renderer.habits.opening)
-    if not opening or text.closing_id is None:
-        return []
-    found: list[tuple[int, ...]] = []
-    start: int | None = None
-    for at, token_id in enumerate(ids):
-        if token_id == text.closing_id and start is not None:
-            found.append(tuple(ids[start : at + 1]))
-            start = None
-        elif token_id == opening[-1] and tuple(ids[at + 1 - len(opening) : at + 1]) == opening:
-            start = at + 1
-    return found
-
-
 def _as_stored(
     text: TextModel, stored: Sequence[StoredMessage], messages: Sequence[Message]
 ) -> Sequence[Message]:

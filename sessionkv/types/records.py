@@ -17,7 +17,7 @@ class NodeRecord:
     """One immutable turn. The root of a session is a node without reply.
 
     Attributes:
-        node_id: Unique in the store, ascending, never reused.
+        node_id: Unique in the store, ascending in its row, never reused.
         parent_id: The turn before, None for a root.
         kind: ``"root"``, ``"chat"`` or ``"raw"``.
         token_ids: Delta ids, incoming ones first, then the reply, as unsigned 32-bit
@@ -155,7 +155,7 @@ class ForgetKeys:
 
 @dataclass(frozen=True, slots=True)
 class KeepIds:
-    """Node ids below ``next_node_id`` were given and are not given again."""
+    """Node ids of its row below ``next_node_id`` were given and are not given again."""
 
     next_node_id: int
 
@@ -203,12 +203,17 @@ class JournalSummary:
 
     Attributes:
         tenants: Those that have any heads.
+        next_node_id: Lowest id of the first row that was never given.
         pinned: Tenant and name of every pinned head.
+        other_next_ids: The same of the other rows that have any; see ``node_ids``.
+        first_number: With which rows begin.
     """
 
     tenants: tuple[TenantSessions, ...]
     next_node_id: int
     pinned: tuple[tuple[str, str], ...]
+    other_next_ids: tuple[int, ...] = ()
+    first_number: int = 1
 
     @property
     def num_sessions(self) -> int:

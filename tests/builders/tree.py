@@ -28,6 +28,7 @@ from sessionkv.types import (
     TenantSessions,
     Tier,
 )
+from sessionkv.types.node_ids import row_of
 
 B = 4
 TENANT = "local"
@@ -85,7 +86,15 @@ class DictJournal:
     nodes: dict[int, NodeRecord] = field(default_factory=dict)
     heads: dict[tuple[str, str], HeadRecord] = field(default_factory=dict)
     keys: dict[tuple[str, str], KeyRecord] = field(default_factory=dict)
-    next_node_id: int = 1
+    next_ids: dict[int, int] = field(default_factory=lambda: {0: 1})
+
+    @property
+    def next_node_id(self) -> int:
+        return self.next_ids[0]
+
+    def keep_ids(self, next_id: int) -> None:
+        row = row_of(next_id)
+        self.next_ids[row] = max(self.next_ids.get(row, 0), next_id)
 
     def commit(self, ops: Sequence[JournalOp]) -> None:
         for op in ops:
@@ -98,10 +107,10 @@ class DictJournal:
     def _apply(self, op: JournalOp) -> None:
         match op:
             case PutNode(node):
-                if node.node_id < self.next_node_id and node.node_id in self.nodes:
+                if node.node_id in self.nodes:
                     raise ValueError(f"node {node.node_id} put twice")
                 self.nodes[node.node_id] = node
-                self.next_node_id = max(self.next_node_id, node.node_id + 1)
+                self.keep_ids(node.node_id + 1)
             case DeleteNode(node_id):
                 del self.nodes[node_id]
             case PutHead(head):
@@ -116,7 +125,7 @@ class DictJournal:
                     if record.created_s <= created_until_s or len(self.keys) > keep:
                         del self.keys[key_id]
             case KeepIds(next_node_id):
-                self.next_node_id = max(self.next_node_id, next_node_id)
+                self.keep_ids(next_node_id)
             case _:
                 raise ValueError(f"{op} is for a damaged journal")
 
@@ -124,7 +133,10 @@ class DictJournal:
         tenants = dict.fromkeys(tenant for tenant, _ in self.heads)
         pinned = tuple(head_id for head_id, head in self.heads.items() if head.pin_tier)
         return JournalSummary(
-            tuple(self.sessions_of(tenant) for tenant in tenants), self.next_node_id, pinned
+            tuple(self.sessions_of(tenant) for tenant in tenants),
+            self.next_node_id,
+            pinned,
+            tuple(next_id for row, next_id in self.next_ids.items() if row),
         )
 
     def sessions_of(self, tenant: str) -> TenantSessions:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from typing import Any
 
 import pytest
 
 from sessionkv.types import StepPlan
+from tests.builders.apis import ALL, Api
 from tests.builders.engine import StepGate
-from tests.builders.gateway import MODEL, HttpEngine, http_engine
-
-ASKED: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi", "max_tokens": 1500},
-}
+from tests.builders.gateway import HttpEngine, http_engine
 
 
 class CountingGate(StepGate):
@@ -43,23 +38,25 @@ def await_cancel(served: HttpEngine) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("path", ASKED)
-def test_the_turn_ends_with_its_client(path: str, stream: bool) -> None:
+@pytest.mark.parametrize("api", ALL, ids=repr)
+def test_the_turn_ends_with_its_client(api: Api, stream: bool) -> None:
     gate = CountingGate()
-    with http_engine(gate=gate) as served:
-        body = {"model": MODEL, "stream": stream, "ignore_eos": True} | ASKED[path]
-        sent = json.dumps(body).encode()
+    with http_engine(gate=gate, runner={"script": lambda ids: 97}) as served:
+        sent = json.dumps(api.body("Hi", stream=stream, limit=1500)).encode()
         host, port = served.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
-            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            client.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+            head = "Host: localhost\r\nContent-Type: application/json\r\n"
+            first = f"POST {api.path} HTTP/1.1\r\n{head}Content-Length: {len(sent)}\r\n\r\n"
+            client.sendall(first.encode() + sent)
             gate.reached()
         await_cancel(served)
         gate.open()
         with served.engine.client() as client:
             for _ in range(10_000):  # each question is a round through the core
-                if not client.stats()["ledger"]["sequences"]:
+                left = [session.name for session in client.sessions("~")]
+                if not client.stats()["ledger"]["sequences"] and not left:
                     break
+            assert left == []
         assert gate.steps < 20  # of 1,500
         served.engine.parts.kv.check()
         assert served.engine.parts.kv.ledger().idle

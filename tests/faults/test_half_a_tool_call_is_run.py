@@ -4,79 +4,89 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.builders.engine import engine_config
-from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies, tools_folder
+from tests.builders.apis import CHAT, CHATS, MESSAGES, RESPONSES, Api, says
+from tests.builders.gateway import HttpEngine, http_engine, tools_folder
 
-CHAT = "/v1/chat/completions"
-SAID = '<tool_call>\n{"name": "f", "arguments": {"x": "a long one"}}\n</tool_call>'
+WHOLE = '<tool_call>\n{"name": "f", "arguments": {"x": "a long one"}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "f", "arguments": {"x": 1,}}\n</tool_call>\n' + WHOLE
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+GIVEN = {"x": "a long one"}
+COMPLETE = len(WHOLE) - len("}\n</tool_call>")
+"""Tokens from which on the arguments are whole: only marks of the call's end lack."""
+STREAMS = pytest.mark.parametrize("stream", [False, True])
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEngine]:
-    folder = tools_folder(tmp_path_factory.mktemp("text"))
-    runner = {"text_dir": folder, "script": replies(SAID)}
-    with http_engine(engine_config(blocks=512), runner=runner) as engine:
+    script = says({"whole": WHOLE, "broken": BROKEN})
+    runner = {"text_dir": tools_folder(tmp_path_factory.mktemp("text")), "script": script}
+    with http_engine(runner=runner) as engine:
         yield engine
 
 
-def whole(served: HttpEngine, body: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    (choice,) = served.post(CHAT, body).json()["choices"]
-    calls = [call["function"] for call in choice["message"].get("tool_calls", [])]
-    return choice["finish_reason"], calls
-
-
-def streamed(served: HttpEngine, body: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    calls: dict[int, dict[str, Any]] = {}
-    reason = ""
-    *chunks, _ = served.stream(CHAT, body | {"stream": True})
-    for chunk in chunks:
-        (choice,) = chunk["choices"]
-        for delta in choice["delta"].get("tool_calls", []):
-            call = calls.setdefault(delta["index"], {"name": "", "arguments": ""})
-            for name in call:
-                call[name] += delta["function"].get(name, "")
-        reason = choice["finish_reason"] or reason
-    return reason, [calls[index] for index in sorted(calls)]
-
-
-@pytest.mark.parametrize("answer", [whole, streamed])
-@pytest.mark.parametrize("cut", range(12, len(SAID) + 1, 7))
-def test_a_call_is_complete_or_the_answer_was_cut(
-    served: HttpEngine, answer: Any, cut: int
+@STREAMS
+@pytest.mark.parametrize("api", CHATS, ids=repr)
+@pytest.mark.parametrize("cut", [*range(12, COMPLETE, 7), COMPLETE - 1])
+def test_a_call_that_was_cut_is_complete(
+    served: HttpEngine, api: Api, cut: int, stream: bool
 ) -> None:
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "Go"}],
-        "tools": [{"type": "function", "function": {"name": "f"}}],
-    }
-    reason, calls = answer(served, body | {"max_tokens": cut})
-    assert reason == "length"
-    complete = SAID[:cut].count("}")
-    for call in calls:
-        if not complete:
-            with pytest.raises(ValueError, match=r".*"):
-                json.loads(call["arguments"])
-    reason, calls = answer(served, body | {"max_tokens": len(SAID) + 1})
-    assert reason == "tool_calls"
-    assert json.loads(calls[0]["arguments"]) == {"x": "a long one"}
+    said = api.say(served, api.body("whole", tools=TOOLS, limit=cut), stream=stream)
+    assert (said.reason, said.usage[2]) == ("length", cut)
+    assert len(said.calls) <= 1
+    assert not any(is_json(arguments) for _, arguments in said.calls)
+    if api is MESSAGES and not stream:  # has arguments as a value, of which there is no half
+        assert said.calls == []
 
 
-def test_a_broken_call_before_a_good_one_is_no_finished_one(tmp_path: Path) -> None:
-    broken = '<tool_call>\n{"name": "f", "arguments": {"x": 1,}}\n</tool_call>\n' + SAID
-    runner = {"text_dir": tools_folder(tmp_path), "script": replies(broken)}
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "Go"}],
-        "tools": [{"type": "function", "function": {"name": "f"}}],
-    }
-    with http_engine(engine_config(blocks=512), runner=runner) as served:
-        for parallel in (True, False):
-            for answer in (whole, streamed):
-                asked = body | {"parallel_tool_calls": parallel}
-                reason, calls = answer(served, asked)
-                assert reason != "tool_calls" or all(json.loads(c["arguments"]) for c in calls)
+@STREAMS
+@pytest.mark.parametrize("api", CHATS, ids=repr)
+@pytest.mark.parametrize("limit", [COMPLETE, len(WHOLE), len(WHOLE) + 1, 200])
+def test_a_complete_call_is_cut(served: HttpEngine, api: Api, limit: int, stream: bool) -> None:
+    said = api.say(served, api.body("whole", tools=TOOLS, limit=limit), stream=stream)
+    ((name, arguments),) = said.calls
+    assert (name, json.loads(arguments)) == ("f", GIVEN)
+    is_full = limit <= len(WHOLE) and api is not MESSAGES  # nothing was left for the answer's end
+    assert said.reason == ("length" if is_full else "tool_calls")
+
+
+@pytest.mark.parametrize("asked", ["whole", "broken"])
+def test_an_item_that_is_not_complete_is_completed(served: HttpEngine, asked: str) -> None:
+    body = RESPONSES.body(asked, tools=TOOLS, limit=COMPLETE - 1 if asked == "whole" else 200)
+    for answer in (
+        served.post(RESPONSES.path, body).json(),
+        served.stream(RESPONSES.path, body | {"stream": True})[-1]["response"],
+    ):
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+        assert [call["status"] == "completed" for call in calls] == [
+            is_json(call["arguments"]) for call in calls
+        ]
+        assert calls[0]["status"] == "incomplete"
+
+
+@STREAMS
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("api", [CHAT, MESSAGES], ids=repr)
+def test_a_broken_call_before_a_good_one_is_finished(
+    served: HttpEngine, api: Api, parallel: bool, stream: bool
+) -> None:
+    fields: dict[str, Any] = {"parallel_tool_calls": parallel}
+    if api is MESSAGES:
+        fields = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": not parallel}}
+    said = api.say(served, api.body("broken", tools=TOOLS, **fields), stream=stream)
+    assert said.reason == ("stop" if api is MESSAGES else "length")
+    if api is MESSAGES and not stream:
+        assert [json.loads(arguments) for _, arguments in said.calls] == [GIVEN]
+    else:
+        assert not is_json(said.calls[0][1])
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders.apis import ALL, CHATS, Api
 from tests.builders.gateway import MODEL, HttpEngine, http_engine
 
 CHAT = "/v1/chat/completions"
@@ -15,7 +16,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[HttpEngine]:
-    with http_engine() as engine:
+    with http_engine(runner={"never_sample": (256, 258)}) as engine:  # no end tokens
         yield engine
 
 
@@ -30,24 +31,40 @@ def body(**fields: Any) -> dict[str, Any]:
         ({"max_completion_tokens": 3}, 3),
         ({"max_tokens": 3}, 3),
         ({"max_completion_tokens": 3, "max_tokens": 9}, 3),
+        ({"max_completion_tokens": 9, "max_tokens": 3}, 9),
         ({"max_completion_tokens": None, "max_tokens": 3}, 3),
     ],
 )
+@pytest.mark.parametrize("stream", [False, True])
 def test_either_name_and_the_newer_one_wins(
-    served: HttpEngine, fields: dict[str, Any], count: int
+    served: HttpEngine, fields: dict[str, Any], count: int, stream: bool
 ) -> None:
-    answer = served.post(CHAT, body(**fields)).json()
-    assert answer["usage"]["completion_tokens"] == count
-    assert answer["choices"][0]["finish_reason"] == "length"
+    said = CHATS[0].say(served, body(**fields), stream=stream)
+    assert (said.usage[2], said.reason) == (count, "length")
 
 
-def test_null_is_absent_and_unknown_fields_are_ignored(served: HttpEngine) -> None:
-    schema = served.http.get("/openapi.json").json()
-    fields = schema["components"]["schemas"]["ChatRequest"]["properties"]
-    nulls = dict.fromkeys(set(fields) - {"model", "messages", "max_tokens"})
-    asked = body(max_tokens=3, temperature=0, unheard_of={"x": 1})
-    plain = served.post(CHAT, asked).json()["choices"]
-    assert served.post(CHAT, nulls | asked).json()["choices"] == plain
+REQUESTS = {
+    "/v1/chat/completions": "ChatRequest",
+    "/v1/completions": "CompletionRequest",
+    "/v1/responses": "ResponseRequest",
+    "/v1/messages": "MessagesRequest",
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ALL, ids=repr)
+def test_null_is_absent_and_unknown_fields_are_ignored(
+    served: HttpEngine, api: Api, stream: bool
+) -> None:
+    schema = served.http.get("/openapi.json").json()["components"]["schemas"]
+    fields = schema[REQUESTS[api.path]]["properties"]
+    asked = api.body("Hi", limit=3, temperature=0, unheard_of={"x": 1})
+    nulls = dict.fromkeys(set(fields) - set(asked))
+    assert {"stop", "tools", "stop_sequences", "top_p"} & set(nulls)
+    plain = api.say(served, asked, stream=stream)
+    assert plain.usage[2] == 3
+    nulled = api.say(served, nulls | asked, stream=stream)
+    assert (nulled.text, nulled.reason) == (plain.text, plain.reason)
 
 
 @pytest.mark.parametrize(

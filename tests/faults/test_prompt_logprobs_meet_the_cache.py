@@ -20,6 +20,7 @@ from tests.builders.engine import (
     oracle,
     socket_engine,
 )
+from tests.builders.gateway import MODEL, http_engine
 
 PROMPT = tokens(11)
 
@@ -126,3 +127,20 @@ def test_what_would_be_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         asked(engine, 2)
         with pytest.raises(InvalidRequest, match="the prompt has 11 tokens"):
             asked(engine, 3)
+
+
+def test_over_http_warm_they_are_what_they_were_cold() -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+    with http_engine() as served:
+
+        def told(**fields: object) -> tuple[list[object], int]:
+            answer = served.post("/v1/completions", body | fields).json()
+            logprobs = answer["choices"][0]["logprobs"]
+            prompt = [] if logprobs is None else list(zip(*logprobs.values(), strict=True))
+            return prompt, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        cold, warm = (told(echo=True, logprobs=1) for _ in range(2))
+        assert cold == warm
+        assert (len(cold[0]), cold[0][0][1], cold[1]) == (len(PROMPT) + 2, None, 0)
+        assert told() == ([], len(PROMPT) - 1)
+        assert told(echo=True, logprobs=1) == cold

@@ -24,7 +24,13 @@ def test_system_goes_into_the_first_user_message(name):
 
 
 @pytest.mark.parametrize("name", ["gemma", "mistral"])
-@pytest.mark.parametrize("items", [("a", "b"), (ASSISTANT, "a")])
+def test_messages_of_the_user_in_a_row_are_one(name):
+    text = built.ALL[name]()
+    assert text.full(ROOT, built.read("a", "b")) == text.full(ROOT, built.read("a\n\nb"))
+
+
+@pytest.mark.parametrize("name", ["gemma", "mistral"])
+@pytest.mark.parametrize("items", [(ASSISTANT, "a"), ("a", ASSISTANT, ASSISTANT, "b")])
 def test_other_refusals_carry_the_templates_words(name, items):
     text = built.ALL[name]()
     with pytest.raises(TemplateRefused, match="must alternate user/assistant"):
@@ -35,7 +41,7 @@ def test_session_goes_on_after_a_refused_turn():
     text = built.gemma()
     root = text.root("Be brief.", None, now_s=0.0)
     with pytest.raises(TemplateRefused, match="must alternate"):
-        text.delta(root, built.read("a", "b"), first=False, closed=True)
+        text.delta(root, built.read(ASSISTANT, "b"), first=False, closed=True)
     assert "ok" in text.decode(text.delta(root, built.read("ok"), first=False, closed=True))
 
 
@@ -44,7 +50,7 @@ def test_engine_quotes_the_template_and_goes_on(name, tmp_path):
     folder = built.write_folder(name, tmp_path)
     with open_engine(engine_config(blocks=512), runner={"text_dir": folder}) as engine:
         for messages in (
-            [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+            [{"role": "user", "content": "a"}, ASSISTANT, ASSISTANT],
             [ASSISTANT, {"role": "user", "content": "a"}],
         ):
             with pytest.raises(TemplateRefused, match="must alternate user/assistant"):

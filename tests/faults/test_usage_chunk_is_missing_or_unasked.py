@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders.apis import ALL, MESSAGES, RESPONSES, Api
 from tests.builders.gateway import MODEL, HttpEngine, http_engine
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -17,7 +18,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[HttpEngine]:
-    with http_engine() as engine:
+    with http_engine(runner={"script": lambda ids: 97}) as engine:
         yield engine
 
 
@@ -38,3 +39,30 @@ def test_a_usage_chunk_comes_where_it_is_asked_for_alone(
     usage = last["usage"]
     assert usage["completion_tokens"] == 5
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
+
+
+def report(api: Api, served: HttpEngine, body: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+    """What the engine says of an answer, where the documents say that it is."""
+    if not stream:
+        answer = served.post(api.path, body).json()
+    elif api is RESPONSES:
+        answer = served.stream(api.path, body | api.streaming)[-1]["response"]
+    else:
+        events = served.stream(api.path, body | api.streaming)
+        answer = events[-1] if api is MESSAGES else events[-2]
+    value: dict[str, Any] = answer["sessionkv"]["cache"]
+    return value
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ALL, ids=repr)
+def test_usage_is_not_the_engines(served: HttpEngine, api: Api, stream: bool) -> None:
+    body = api.body(f"a question of {api}, {stream}", limit=5)
+    prompt, known, said = api.say(served, body, stream=stream).usage
+    assert (known < prompt - 1, said) == (True, 5)
+    again, cached, said = api.say(served, body, stream=stream).usage
+    assert (again, cached, said) == (prompt, prompt - 1, 5)
+    told = report(api, served, body, stream=stream)
+    assert (told["prompt_tokens"], told["cached_tokens"]) == (prompt, cached)
+    assert told["cached_tokens"] + told["computed_tokens"] == prompt
+    assert told["device_tokens"] + told["host_tokens"] + told["disk_tokens"] == cached

@@ -54,10 +54,10 @@ def text(value: str, **fields: Any) -> dict[str, Any]:
         (
             {
                 "messages": content(
-                    {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}
+                    {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"}]}
                 )
             },
-            "messages[0].content[0].content[0].type",
+            "messages[0].content[0].content[0].text",
         ),
         (
             {"messages": [USER, *content({"type": "tool_use", "id": "1"}, role="assistant"), USER]},

@@ -109,6 +109,8 @@ def test_log_probabilities_of_the_prompt(served: HttpEngine, prompt: Any, most: 
     [
         ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
         ({"prompt": ["a"] * 9, "n": 15}, "n"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": [[1]] * 129}, "prompt"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"n": 0}, "n"),

@@ -34,6 +34,17 @@ def test_an_answer_may_be_a_stream(path: str) -> None:
     assert kinds("post", path) == {"application/json", "text/event-stream"}
 
 
+def test_a_stored_response_may_be_a_stream() -> None:
+    assert kinds("get", "/v1/responses/{response_id}") == {"application/json", "text/event-stream"}
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "compact"])
+def test_what_responses_are_asked_of_beside_is_described(name: str) -> None:
+    operation = PATHS[f"/v1/responses/{name}"]["post"]
+    assert operation["requestBody"]["required"]
+    assert "application/json" in operation["responses"]["200"]["content"]
+
+
 @pytest.mark.parametrize(("method", "name"), [("get", "events"), ("post", "turn")])
 def test_what_is_a_stream_always(method: str, name: str) -> None:
     assert kinds(method, f"/sessionkv/v1/{name}") == {"text/event-stream"}

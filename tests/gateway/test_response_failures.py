@@ -20,8 +20,10 @@ from sessionkv import AsyncClient
 from sessionkv.client.options import TurnOptions
 from sessionkv.engine.calls import CallDesk
 from sessionkv.errors import PreviousResponseNotFound
+from sessionkv.gateway.conversations import Conversations
 from sessionkv.gateway.openai.response_body import KeptResponse
 from sessionkv.gateway.openai.response_ids import PASSING
+from sessionkv.gateway.openai.response_passing import PassingResponses
 from sessionkv.gateway.openai.response_store import ResponseStore
 from sessionkv.gateway.openai.response_turn import Plan
 from sessionkv.gateway.pieces import Pieces
@@ -207,6 +209,7 @@ def test_a_response_that_was_deleted_meanwhile_is_told_by_its_own_name(tmp_path:
                 lambda work: tasks.add(asyncio.ensure_future(work)),
                 pieces=Pieces(),
                 run="test",
+                passing=PassingResponses(Conversations(client), {}),
             )
             base, name = f"~http:resp_{'0' * 32}", f"~http:resp_{'1' * 32}"
             kept = KeptResponse({"id": f"resp_{'1' * 32}"})

@@ -122,6 +122,24 @@ def test_a_node_of_anothers_session_is_not_found(two) -> None:
     assert json.dumps(theirs).replace(node, "n-999999") == json.dumps(missing)
 
 
+def test_ids_of_turns_count_the_tenants_own(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    for start in range(2):
+        config = engine_config(store, disk_bytes=50_000_000)
+        with tenants(tmp_path, config, access=access()) as (_, alice, bob):
+            for i in range(5):
+                alice.open(f"{start}{i}").turn(tokens=[i], sampling=GREEDY)
+            session = bob.open("s")
+            assert session.turn(tokens=[5], sampling=GREEDY).node == f"n-{2 + start}"
+            assert session.path() == ("n-1", "n-2", "n-3")[: 2 + start]
+    with tenants(tmp_path, config, access=access()) as (_, alice, bob):
+        session = bob.session("s")
+        assert session.fork("t", node="n-2").info().node == "n-2"
+        assert session.node("n-3").parent == "n-2"
+        assert [item.node_id for item in export_trees(bob, ["s"])] == [1, 2, 3, 3]
+
+
 def test_names_may_be_taken_whatever_others_have(two) -> None:
     alice, bob = two
     bob.open("hers").close(keep=False)

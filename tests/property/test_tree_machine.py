@@ -79,11 +79,11 @@ class TreeMachine(RuleBasedStateMachine):
     def done(self, data: st.DataObject, make) -> object:
         """Make the change, now and then failing to commit it once before."""
         if data.draw(st.booleans(), label="commit fails first"):
-            before, next_id = snapshot(self.s.tree), self.s.tree._next_node_id
+            before, next_id = snapshot(self.s.tree), self.s.tree._ids.next_ids
             self.s.tree.revert(make())
             assert snapshot(self.s.tree) == before
             # The id is lost, which no journal ever saw; keep the two comparable.
-            self.s.tree._next_node_id = next_id
+            self.s.tree._ids._next = next_id
         owners_before = set(self.s.tree.retention._owners)
         change = make()
         gone = owners_before - set(self.s.tree.retention._owners)
@@ -284,7 +284,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert snapshot(tree)["counts"] == counts
         assert self.loaded() == {name, *self.pins}
         if change.node_id is not None:
-            tree._next_node_id -= 1
+            tree._ids._next[0] -= 1
 
     # Model answers
 
@@ -375,7 +375,7 @@ class TreeMachine(RuleBasedStateMachine):
     def what_is_in_memory_is_as_in_the_journal(self) -> None:
         tree, whole = self.s.tree, self.whole
         assert set(self.pins) <= self.loaded() <= set(self.turns)
-        assert tree._next_node_id == self.s.journal.next_node_id
+        assert tree._ids.next_ids == self.s.journal.next_ids
         here, there = snapshot(tree), snapshot(whole)
         for name in self.loaded():
             self.check_log(tree, name)

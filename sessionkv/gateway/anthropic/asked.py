@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from sessionkv.client import StreamEvent, TurnResult
@@ -20,9 +21,10 @@ from sessionkv.gateway.anthropic.usage import usage_map
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.conversations import Keeping
 from sessionkv.gateway.helpers import is_helper
+from sessionkv.gateway.keeping import named, says_steady, session_in
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
-from sessionkv.gateway.sse import named
+from sessionkv.gateway.sse import named as framed
 
 FORM = "output_config.format.schema"
 
@@ -48,7 +50,7 @@ class Asked:
         self._fingerprints = fingerprints
         self._converted = convert(body)
         self._ttl = longest_ttl(body)
-        self._demand = demand_of(body, self._converted.transcript.tools or ())
+        self._demand = demand_of(body, self._converted.tools.all)
         with self._demand.naming(FORM):
             grammar = self._demand.grammar(served.reply_style)
             self._sampling = sampling_of(body, grammar=grammar)
@@ -70,9 +72,14 @@ class Asked:
             metadata=None if metadata is None else metadata.model_extra,
             max_tokens=self._body.max_tokens,
         )
+        keeping = Keeping(
+            is_helper=helper,
+            label=named(headers) or session_in(None if metadata is None else metadata.user_id),
+            is_steady=says_steady(headers),
+        )
         if helper or self._ttl is None:
-            return Keeping(is_helper=helper)
-        return Keeping(tier="host", ttl_s=TTL_S[self._ttl])
+            return keeping
+        return replace(keeping, tier="host", ttl_s=TTL_S[self._ttl])
 
     def _new_content(self) -> MessageContent:
         style, choice, thinking = self._served.reply_style, self._body.tool_choice, None
@@ -119,12 +126,12 @@ class Asked:
             async for event, parts in told:
                 if not has_begun and (start := self._start(event)) is not None:
                     has_begun = True
-                    yield named("message_start", start)
+                    yield framed("message_start", start)
                 elif event.progress is not None:
-                    yield named("ping", _progress(event))
+                    yield framed("ping", _progress(event))
                 last = [] if event.result is None else self._last(event.result)
                 for part in (*parts, *last):
-                    yield named(part["type"], part)
+                    yield framed(part["type"], part)
 
     async def _told(self) -> AsyncGenerator[tuple[StreamEvent, list[Event]], None]:
         """Events of the turn, and what each tells of the answer's content.
@@ -225,10 +232,8 @@ class Asked:
         )
 
     def _report(self, result: TurnResult) -> dict[str, Any]:
-        report = extension([result])
-        if self._converted.rewrites:
-            report["rewrites"] = list(self._converted.rewrites)
-        return report
+        rewrites = [*self._converted.rewrites, *self._exchange.rewrites]
+        return extension([result], rewrites)
 
 
 def _progress(event: StreamEvent) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class MessageContent:
             result: The turn's.
             is_window_full: A reply that ended by length has fewer tokens than were asked for.
         """
-        has_calls = bool(self._complete)
-        if has_calls and (self._only_one_call or not self._parser.is_inside_call):
+        calls = {i for i, block in enumerate(self._blocks) if block["type"] == "tool_use"}
+        if calls and calls == self._complete:
             return "tool_use", None
         if result.finish_reason is FinishReason.LENGTH:
             return ("model_context_window_exceeded" if is_window_full else "max_tokens"), None

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
-from sessionkv.gateway.anthropic.schema import Block, CountRequest, Tool
+from sessionkv.gateway.anthropic.schema import Block, CountRequest
+from sessionkv.gateway.anthropic.tools import Tools, check_json, read_tools, result_text
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.transcript import Message, Transcript
 from sessionkv.types import utf8_bytes
@@ -32,11 +33,13 @@ class Converted:
     Attributes:
         transcript: For the engine.
         origins: For each of its messages the field that it comes from.
+        tools: All tools, also those that are not in the prompt until a result refers to them.
         rewrites: What was changed on the way, for the report.
     """
 
     transcript: Transcript
     origins: Sequence[str]
+    tools: Tools
     rewrites: Sequence[Mapping[str, str]] = ()
 
     def renamed(self, error: InvalidRequest) -> InvalidRequest:
@@ -55,8 +58,9 @@ def convert(body: CountRequest) -> Converted:
     Raises:
         InvalidRequest: Naming the field.
     """
-    builder = _Builder()
-    rewrites = []
+    tools = read_tools(body.tools or ())
+    builder = _Builder(tools)
+    rewrites: list[Mapping[str, str]] = []
     system, has_billing = _system(body)
     if has_billing:
         rewrites.append({"field": "system", "removed": "x-anthropic-billing-header"})
@@ -71,14 +75,14 @@ def convert(body: CountRequest) -> Converted:
             raise InvalidRequest(f"messages[{i}].content", "empty", "at least one block")
         builder.take(message.role, blocks, f"messages[{i}]")
     builder.flush()
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
-    transcript = Transcript(builder.messages, tools or None, builder.origins)
-    return Converted(transcript, builder.origins, rewrites)
+    transcript = Transcript(builder.messages, tools.in_prompt or None, builder.origins)
+    rewrites += builder.rewrites
+    return Converted(transcript, builder.origins, tools, rewrites)
 
 
 def assistant_message(blocks: Iterable[Mapping[str, Any]]) -> Message:
     """An answer's blocks as the message that :func:`convert` will make of them."""
-    builder = _Builder()
+    builder = _Builder(Tools())
     builder.take("assistant", [Block.model_validate(dict(block)) for block in blocks], "answer")
     builder.flush()
     return builder.messages[0]
@@ -96,31 +100,12 @@ def _system(body: CountRequest) -> tuple[str | None, bool]:
     return JOINT.join(kept) if kept else None, texts != whole
 
 
-def _tool(tool: Tool, at: str) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise refused(f"{at}.type", tool.type, "tools run at the client; use type custom")
-    if tool.input_schema is None:
-        raise InvalidRequest(f"{at}.input_schema", None, "a JSON schema")
-    _check_text(tool.input_schema, f"{at}.input_schema")
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": {**function, "parameters": tool.input_schema}}
-
-
-def _check_text(value: object, at: str) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(at, "a lone surrogate", "text without lone surrogates") from None
-    except RecursionError:
-        raise InvalidRequest(at, "nested deeper", "less nesting") from None
-
-
 @dataclass(slots=True)
 class _Builder:
     """Chat messages as they grow out of blocks."""
 
+    tools: Tools
+    rewrites: list[Mapping[str, str]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict)  # of tools, by id of call
@@ -181,7 +166,7 @@ class _Builder:
         if not block.id or not block.name:
             raise InvalidRequest(f"{at}.{'name' if block.id else 'id'}", None, "text")
         arguments = block.input or {}
-        _check_text(arguments, f"{at}.input")
+        check_json(arguments, f"{at}.input")
         self._names[block.id] = block.name
         function = {"name": block.name, "arguments": json.dumps(arguments, ensure_ascii=False)}
         self._calls.append({"id": block.id, "type": "function", "function": function})
@@ -192,11 +177,9 @@ class _Builder:
         if self._texts:
             self.flush()
             self._role = "user"
-        message = {
-            "role": "tool",
-            "tool_call_id": block.tool_use_id,
-            "content": _result_text(block, f"{at}.content"),
-        }
+        text, unread = result_text(block, f"{at}.content", self.tools)
+        self.rewrites += [{"field": field, "removed": kind} for field, kind in unread]
+        message = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
         if block.tool_use_id in self._names:
             message["name"] = self._names[block.tool_use_id]
         self.add(message, at)
@@ -212,15 +195,3 @@ _KINDS = {
     ("assistant", "tool_use"): "_tool_use",
     ("system", "text"): "_text",
 }
-
-
-def _result_text(block: Block, at: str) -> str:
-    content = block.content or ""
-    parts = [content] if isinstance(content, str) else []
-    for k, part in enumerate(() if isinstance(content, str) else content):
-        if part.type != "text" or part.text is None:
-            raise refused(f"{at}[{k}].type", part.type, "use text")
-        parts.append(part.text)
-    text = JOINT.join(parts)
-    utf8_bytes(at, text)
-    return f"Error: {text}" if block.is_error else text

@@ -64,6 +64,9 @@ class Tool(Body):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = Field(
+        None, description="`true`: in the prompt only where a result refers to it."
+    )
     cache_control: CacheControl | None = None
 
 
@@ -84,7 +87,7 @@ class Thinking(Body):
     budget_tokens: Annotated[int, Field(ge=1024)] | None = Field(
         None, description="Accepted; how long the model thinks is its own choice."
     )
-    display: Literal["summarized", "omitted"] | None = Field(
+    display: str | None = Field(
         None, description="`omitted` leaves the text of thinking blocks empty."
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +49,11 @@ class Choice(ABC):
     def reasoning_tokens(self, completion: int) -> int:
         """How many of the generated tokens are reasoning."""
         return 0
+
+    @property
+    def rewrites(self) -> Sequence[Mapping[str, str]]:
+        """What the model was not given as the client sent it, once the turn is over."""
+        return ()
 
     @abstractmethod
     async def close(self) -> None:
@@ -163,7 +168,7 @@ class Answers:
             for choice, result in zip(self._choices, results, strict=True)
         )
         usage = usage_map(results, each=self._each, reasoning_tokens=thoughts)
-        return {"usage": usage, "sessionkv": extension(results)}
+        return {"usage": usage, "sessionkv": extension(results, self._choices[0].rewrites)}
 
     def _chunk(self, index: int, part: Part, result: TurnResult | None) -> bytes:
         value: dict[str, Any] = {
@@ -174,5 +179,5 @@ class Answers:
         if self._has_usage:
             value["usage"] = None
         if result is not None and part["finish_reason"] is not None:
-            value["sessionkv"] = extension([result])
+            value["sessionkv"] = extension([result], self._choices[index].rewrites)
         return data(value)

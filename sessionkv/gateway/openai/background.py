@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -14,14 +14,16 @@ from sessionkv.gateway.errors import problem_of
 from sessionkv.gateway.openai.response_events import ResponseEvent
 from sessionkv.gateway.openai.response_run import ResponseRun
 from sessionkv.gateway.sse import named
+from sessionkv.types.holdings import Holdings
 
 _log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256
-"""Responses that are being made: what one holds here is bounded by the model's window."""
+"""Responses that are being made, shared by tenants: what one holds is bounded by the window."""
 MAX_OF_TENANT = 64
 MAX_KEPT_BYTES = 64 * 1024**2
-"""Events of responses that have ended, for who resumes a stream; the oldest are forgotten first."""
+"""Events of streams that have ended, for who resumes one; past that the oldest are forgotten of the
+tenant that has most."""
 
 
 class BackgroundResponse:
@@ -29,7 +31,9 @@ class BackgroundResponse:
 
     Attributes:
         body: Its object, as the last event told it that had it.
-        num_bytes: Of its events so far.
+        num_bytes: Of the events that are kept.
+        task: Makes it.
+        is_followed: Its events are kept for who follows them, since it was asked for as a stream.
     """
 
     def __init__(
@@ -47,13 +51,13 @@ class BackgroundResponse:
         """
         self.body: dict[str, Any] = {}
         self.num_bytes = 0
-        self._run = run
-        self._events = events
+        self.is_followed = run.is_streamed
+        self._run: ResponseRun | None = run
         self._told: list[bytes] = []
         self._news = asyncio.Event()
         self._is_cancelled = False
         self._tell(first)
-        self.task = asyncio.ensure_future(self._make())
+        self.task = asyncio.ensure_future(self._make(run, events))
 
     @property
     def is_over(self) -> bool:
@@ -83,32 +87,39 @@ class BackgroundResponse:
 
     async def cancel(self) -> None:
         """End it, and wait for that. One that is about to be there already is let be there."""
-        if not self.is_over and not self._run.is_settling and not self._is_cancelled:
+        is_settling = self._run is None or self._run.is_settling
+        if not (self.is_over or is_settling or self._is_cancelled):
             self._is_cancelled = True
             self.task.cancel()
         await asyncio.wait({self.task})
 
-    async def _make(self) -> None:
+    def input_items(self) -> list[dict[str, Any]]:
+        """What came in with it, as long as it is not settled."""
+        return [] if self._run is None else self._run.input_items()
+
+    async def _make(self, run: ResponseRun, events: AsyncGenerator[ResponseEvent, None]) -> None:
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(events):
                 async for event in events:
                     self._tell(event)
         except asyncio.CancelledError:
             if not self._is_cancelled:  # the gateway ends: the note says that it was begun
                 raise
-            self._tell(self._run.cancelled())
+            self._tell(run.cancelled())
         except Exception as failure:  # noqa: BLE001 - nobody else hears of it
-            self._tell(self._run.failure(problem_of(failure)))
+            self._tell(run.failure(problem_of(failure)))
         try:
-            await self._run.settle(self.body)
+            await run.settle(self.body)
         except SessionKVError as error:
             _log.warning("how a response ended could not be noted: %s", error.message)
+        self._run = None  # with all that came in
 
     def _tell(self, event: ResponseEvent) -> None:
         self.body = event.get("response", self.body)
-        framed = named(event["type"], event)
-        self._told.append(framed)
-        self.num_bytes += len(framed)
+        if self.is_followed:
+            framed = named(event["type"], event)
+            self._told.append(framed)
+            self.num_bytes += len(framed)
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -119,7 +130,7 @@ class Backgrounds:
     def __init__(self) -> None:
         """None yet."""
         self._known: OrderedDict[tuple[str, str], BackgroundResponse] = OrderedDict()
-        self._running: Counter[str] = Counter()
+        self._running = Holdings()
 
     async def start(self, tenant: str, run: ResponseRun) -> BackgroundResponse:
         """Begin one; what is wrong with its request is raised.
@@ -133,20 +144,20 @@ class Backgrounds:
             SessionKVError: The request is at fault, or the engine.
         """
         self._require_room(tenant)
-        self._running[tenant] += 1
+        self._running.add(tenant, 1)
         events, response = run.events(), None
         try:
             response = BackgroundResponse(run, events, await anext(events))
         finally:
             if response is None:
-                self._running[tenant] -= 1
+                self._running.add(tenant, -1)
                 await events.aclose()
         self._known[tenant, run.id] = response
-        response.task.add_done_callback(lambda _: self._ended(tenant))
+        response.task.add_done_callback(lambda _: self._ended(tenant, run.id))
         return response
 
     def find(self, tenant: str, response_id: str) -> BackgroundResponse | None:
-        """One that is being made, or whose events are still known."""
+        """One that is being made, or a stream whose events are still known."""
         return self._known.get((tenant, response_id))
 
     async def forget(self, tenant: str, response_id: str) -> None:
@@ -157,23 +168,25 @@ class Backgrounds:
             self._known.pop((tenant, response_id), None)
 
     def _require_room(self, tenant: str) -> None:
-        for running, most, whose in (
-            (self._running[tenant], MAX_OF_TENANT, "of yours "),
-            (self._running.total(), MAX_RUNNING, ""),
-        ):
-            if running >= most:
-                raise Overloaded(
-                    f"{running} responses {whose}are being made in the background, as many as may",
-                    running=running,
-                )
+        running = self._running.of(tenant)
+        if running >= MAX_OF_TENANT or not self._running.has_room(tenant, MAX_RUNNING):
+            raise Overloaded(
+                f"{running} responses of yours are being made in the background, as many as may",
+                running=running,
+            )
 
-    def _ended(self, tenant: str) -> None:
-        self._running[tenant] -= 1
-        self._running += Counter()  # without those of whom none runs
+    def _ended(self, tenant: str, response_id: str) -> None:
+        ended = self._known.get((tenant, response_id))
+        if ended is not None and not ended.is_followed:
+            del self._known[tenant, response_id]
+        self._running.add(tenant, -1)
         over = [(key, known) for key, known in self._known.items() if known.is_over]
-        num_bytes = sum(known.num_bytes for _, known in over)
-        for key, known in over:
-            if num_bytes <= MAX_KEPT_BYTES:
-                return
-            num_bytes -= known.num_bytes
-            del self._known[key]
+        held = Holdings()
+        for (owner, _), known in over:
+            held.add(owner, known.num_bytes)
+        while held.total > MAX_KEPT_BYTES:
+            largest = held.largest()
+            oldest = next(item for item in over if item[0][0] == largest)
+            over.remove(oldest)
+            held.add(oldest[0][0], -oldest[1].num_bytes)
+            del self._known[oldest[0]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -45,7 +45,11 @@ def router(services: Services) -> APIRouter:
             raise refused("tool_choice", "required", "this model's template writes no calls")
         with demand.naming(FORM):
             wanted = sampling_of(
-                body, max_tokens=body.most_tokens, logprobs=body.num_logprobs, grammar=grammar
+                body,
+                max_tokens=body.most_tokens,
+                logprobs=body.num_logprobs,
+                grammar=grammar,
+                fit_window=True,
             )
         transcript = body.transcript()
         keeping = keeping_of(body, transcript, request.headers, max_tokens=body.most_tokens)
@@ -161,6 +165,11 @@ class ChatChoice(Choice):
     def reasoning_tokens(self, completion: int) -> int:
         """How many of the generated tokens are reasoning."""
         return self._reply.reasoning_tokens(completion)
+
+    @property
+    def rewrites(self) -> Sequence[Mapping[str, str]]:
+        """What was put elsewhere in the prompt."""
+        return self._exchange.rewrites
 
     async def close(self) -> None:
         """Leave nothing behind but what was kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from sessionkv.gateway.openai.sampling import priority_of, sampling_of
 from sessionkv.gateway.openai.schema import Sampling
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import STREAMED, EventStream, unless_gone
-from sessionkv.types import SamplingParams
+from sessionkv.types import SamplingParams, utf8_bytes
 
 NAMES = Names("cmpl", "text_completion", "text_completion")
 MAX_PROMPTS = 128
@@ -37,8 +38,8 @@ class CompletionRequest(Sampling):
     prompt: (
         str
         | Tokens
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Tokens], Field(min_length=1)]
     )
     max_tokens: int | None = Field(
         None, description="Most tokens of each answer (16); 0 with `echo` gives the prompt alone."
@@ -67,11 +68,31 @@ class CompletionRequest(Sampling):
             raise refused("best_of", self.best_of, "every answer is given; use n")
         if self.echo and self.logprobs is not None and self.stream:
             raise refused("echo", True, "with logprobs only in whole answers")
-        count = len(self.prompts()) * (self.n or 1)
-        if count > MAX_PROMPTS:
+        num_prompts = len(self.prompts())
+        if num_prompts > MAX_PROMPTS:
+            raise InvalidRequest("prompt", f"{num_prompts} prompts", f"at most {MAX_PROMPTS}")
+        if num_prompts * (self.n or 1) > MAX_PROMPTS:
             raise InvalidRequest("n", self.n, f"at most {MAX_PROMPTS} answers to all prompts")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", 0, "at least 1, without echo")
+
+    def check_prompts(self, vocab_size: int) -> None:
+        """See that each of several prompts can be read: none may fail behind another's answer.
+
+        Args:
+            vocab_size: Of the served model.
+
+        Raises:
+            InvalidRequest: Naming the prompt.
+        """
+        prompts = self.prompts()
+        for i, prompt in enumerate(prompts if len(prompts) > 1 else ()):
+            if isinstance(prompt, str):
+                utf8_bytes(f"prompt[{i}]", prompt)
+                continue
+            for j, token_id in enumerate(prompt):
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidRequest(f"prompt[{i}][{j}]", token_id, f"0 to {vocab_size - 1}")
 
 
 def router(services: Services) -> APIRouter:
@@ -84,6 +105,7 @@ def router(services: Services) -> APIRouter:
         served = await services.model()
         served.require(body.model)
         body.check()
+        body.check_prompts(served.limits["vocab_size"])
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1
         wanted = sampling_of(body, max_tokens=most, logprobs=body.logprobs)
         if body.max_tokens is None:  # nobody asked for so many
@@ -159,10 +181,16 @@ class PromptChoice(Choice):
     async def _echoed(self) -> str:
         if not self._body.echo:
             return ""
+        # Half a character at the end is finished, and shown, by the answer.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return decoder.decode(await self._spelled(), final=self._body.max_tokens == 0)
+
+    async def _spelled(self) -> bytes:
+        """What the prompt's tokens stand for."""
         if isinstance(self._prompt, str):
-            return self._prompt
+            return self._prompt.encode()
         pieces = await self._pieces.of(self._client, self._prompt)
-        return b"".join(pieces[token_id] for token_id in self._prompt).decode(errors="replace")
+        return b"".join(pieces[token_id] for token_id in self._prompt)
 
     async def _logprobs_of(self, event: StreamEvent) -> dict[str, Any] | None:
         """Those of the prompt come with the end, where the answer is told as a whole."""
@@ -176,7 +204,7 @@ class PromptChoice(Choice):
         if of_prompt is not None:
             known = await self._pieces.of_logprobs(self._client, of_prompt)
             rest = b"".join(known[entry[0].token_id] for entry in of_prompt)
-            whole = (await self._echoed()).encode()
+            whole = await self._spelled()
             first = whole[: max(0, len(whole) - len(rest))].decode(errors="replace")
             entries = (*of_prompt, *entries)
         if not entries and first is None:

@@ -31,6 +31,7 @@ class ResponseWriter:
 
     Attributes:
         output: The items so far, the last one perhaps still growing.
+        namespaces: Of functions that are in one, by their whole name: it and their own name.
     """
 
     def __init__(self, response_id: str, *, seals: bool = False, calls_once: bool = False) -> None:
@@ -42,6 +43,7 @@ class ResponseWriter:
             calls_once: What comes behind the first whole call is left out.
         """
         self.output: list[dict[str, Any]] = []
+        self.namespaces: Mapping[str, tuple[str, str]] = {}
         self._new_id = item_ids(response_id, "o")
         self._seals = seals
         self._number = 0
@@ -96,7 +98,10 @@ class ResponseWriter:
             case Reasoning(text):
                 yield from self._say("reasoning", text)
             case CallBegins(_, call_id, name):
-                yield from self._open("function_call", call_id=call_id, name=name, arguments="")
+                fields = {"call_id": call_id, "name": name, "arguments": ""}
+                if name in self.namespaces:
+                    fields["namespace"], fields["name"] = self.namespaces[name]
+                yield from self._open("function_call", **fields)
             case CallArguments(_, text):
                 self._text += text
                 yield self._about("response.function_call_arguments.delta", delta=text)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
+from sessionkv.gateway.left_out import left_out
 from sessionkv.types import utf8_bytes
 
 Item = Mapping[str, Any]
@@ -56,7 +57,7 @@ class _Builder:
         elif kind in ("function_call", "custom_tool_call"):
             self._call(item, field, kind)
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            output = _text(item.get("output"), f"{field}.output")
+            output = _text(_readable(item.get("output")), f"{field}.output")
             call_id = _string(item, "call_id", field)
             self._plain({"role": "tool", "tool_call_id": call_id, "content": output})
         elif kind == "compaction":
@@ -93,9 +94,13 @@ class _Builder:
 
     def _call(self, item: Item, field: str, kind: str) -> None:
         name = _string(item, "name", field)
+        if isinstance(item.get("namespace"), str):
+            name = name_within(item["namespace"], name)
         call_id = _string(item, "call_id", field)
         if kind == "function_call":
             arguments = item.get("arguments") or "{}"
+            if not isinstance(arguments, Mapping):
+                arguments = _string({"arguments": arguments}, "arguments", field)
         else:
             arguments = {"input": _string(item, "input", field)}
         message = self._open or self._begin()
@@ -151,6 +156,22 @@ def _text(content: object, field: str) -> str:
     if not isinstance(content, Sequence):
         raise InvalidRequest(field, content, "text, or a list of parts")
     return "".join(_part(part, f"{field}[{i}]") for i, part in enumerate(content))
+
+
+def _readable(output: object) -> object:
+    """A tool's output with a line in the place of each part that no model here reads.
+
+    A refusal would end the client's conversation, which has the part for good.
+    """
+    if not isinstance(output, list):
+        return output
+    parts: list[object] = []
+    for part in output:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind not in _TEXT_PARTS:
+            part = {"type": "input_text", "text": left_out(kind)}
+        parts.append(part)
+    return parts
 
 
 def _part(part: object, field: str) -> str:
@@ -235,13 +256,17 @@ def unsealed(value: object) -> str:
 
 
 def to_tools(tools: Sequence[Item], *, field: str = "tools") -> list[dict[str, Any]]:
-    """Function tools as templates take them; tools of other types are left out.
+    """Function tools as templates take them, those of a namespace under a name with it.
+
+    Tools of other types are left out.
 
     Raises:
         InvalidRequest: A function is not described as one.
     """
     found = []
     for index, tool in enumerate(tools):
+        if tool.get("type") == "namespace":
+            found += _within(tool, f"{field}[{index}]")
         if tool.get("type") != "function":
             continue
         name = tool.get("name")
@@ -254,6 +279,38 @@ def to_tools(tools: Sequence[Item], *, field: str = "tools") -> list[dict[str, A
         function = {key: tool[key] for key in keys if tool.get(key) is not None}
         found.append({"type": "function", "function": function})
     return found
+
+
+def _within(namespace: Item, field: str) -> list[dict[str, Any]]:
+    name, tools = namespace.get("name"), namespace.get("tools") or []
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{field}.name", name, "a name")
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidRequest(f"{field}.tools", tools, "a list of tools")
+    within = [tool for tool in tools if tool.get("type") == "function"]
+    found = to_tools(within, field=f"{field}.tools")
+    for tool in found:
+        tool["function"]["name"] = name_within(name, tool["function"]["name"])
+    return found
+
+
+def name_within(namespace: str, name: str) -> str:
+    """A function of a namespace as the model knows it."""
+    return f"{namespace.removesuffix('__')}__{name}"
+
+
+def namespaces_of(tools: Sequence[Item]) -> dict[str, tuple[str, str]]:
+    """Of each function of a namespace, by the name that the model knows: namespace and own name.
+
+    For tools that :func:`to_tools` has read.
+    """
+    return {
+        name_within(space["name"], tool["name"]): (space["name"], tool["name"])
+        for space in tools
+        if space.get("type") == "namespace"
+        for tool in space.get("tools") or ()
+        if tool.get("type") == "function"
+    }
 
 
 def from_tools(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from sessionkv.gateway.openai.response_body import (
 )
 from sessionkv.gateway.openai.response_events import ResponseEvent, ResponseWriter
 from sessionkv.gateway.openai.response_ids import new_response_id
+from sessionkv.gateway.openai.response_items import namespaces_of
 from sessionkv.gateway.openai.response_plan import plan_of
 from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.response_store import Found, ResponseStore, Standing
@@ -71,6 +72,16 @@ class ResponseRun:
         self._logprobs: TextLogprobs | None = None
         self.is_settling = False
 
+    @property
+    def is_streamed(self) -> bool:
+        """It was asked for as a stream."""
+        return bool(self._body.stream)
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """What came in with it; empty before its first event."""
+        plan = self._plan
+        return [] if plan is None else self._store.items_of(plan.kept, plan.messages)
+
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         """All events; the last one has the whole response, which is there by then.
 
@@ -90,6 +101,7 @@ class ResponseRun:
 
     async def _all(self, standing: Standing | None) -> AsyncGenerator[ResponseEvent, None]:
         plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
+        self._writer.namespaces = namespaces_of(self._body.tools or ())
         if plan.messages:
             async with aclosing(self._run(plan)) as events:
                 async for event in events:
@@ -164,6 +176,7 @@ class ResponseRun:
             max_tokens=body.max_output_tokens,
             logprobs=body.num_logprobs,
             grammar=grammar,
+            fit_window=True,
         )
         return sampling
 

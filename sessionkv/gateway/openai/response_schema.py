@@ -94,7 +94,7 @@ class ResponseRequest(Sampling):
     conversation: str | ConversationRef | None = Field(
         None, description="Goes on from a conversation, and adds input and output to it."
     )
-    store: bool | None = Field(None, description="`false` keeps nothing; default is to keep.")
+    store: bool | None = Field(None, description="`false` keeps no response; default is to keep.")
     tools: Annotated[list[Item], Field(max_length=1024)] | None = Field(
         None, description="Functions; tools of other types are ignored."
     )

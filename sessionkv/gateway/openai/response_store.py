@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sessionkv.client import AsyncClient, StreamEvent, TurnResult
@@ -26,7 +27,7 @@ from sessionkv.errors import (
     TurnFailed,
 )
 from sessionkv.gateway.early_end import until
-from sessionkv.gateway.openai.background_notes import BackgroundNotes
+from sessionkv.gateway.openai.background_notes import BackgroundNotes, NotedResponse
 from sessionkv.gateway.openai.response_body import KeptResponse, body_of, status_of, usage_of
 from sessionkv.gateway.openai.response_events import output_of
 from sessionkv.gateway.openai.response_ids import (
@@ -38,7 +39,8 @@ from sessionkv.gateway.openai.response_ids import (
     session_of,
 )
 from sessionkv.gateway.openai.response_items import from_messages, to_messages
-from sessionkv.gateway.openai.response_turn import Plan, generation_of, turn_of
+from sessionkv.gateway.openai.response_passing import PassingResponses
+from sessionkv.gateway.openai.response_turn import Plan, turn_of
 from sessionkv.gateway.pieces import Pieces
 from sessionkv.gateway.replies import ReplyEvent, ReplyParser, ReplyStyle
 from sessionkv.types import FinishReason
@@ -95,6 +97,7 @@ class ResponseStore:
         *,
         pieces: Pieces,
         run: str,
+        passing: PassingResponses,
     ) -> None:
         """Over a caller's connection.
 
@@ -104,6 +107,7 @@ class ResponseStore:
             later: Has something done that nobody waits for.
             pieces: What tokens stand for.
             run: Names this run of the gateway.
+            passing: Runs what is not stored.
         """
         self._client = client
         self._pieces = pieces
@@ -111,6 +115,7 @@ class ResponseStore:
         self.style = style
         self._later = later
         self._run = run
+        self._passing = passing
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -129,6 +134,17 @@ class ResponseStore:
                     return Found(node, kept)
         raise ResponseNotFound(response_id)
 
+    async def found(self, response_id: str) -> Found | NotedResponse:
+        """A response that is not being made now, be it there or not.
+
+        Raises:
+            ResponseNotFound: Nothing is known of it.
+        """
+        try:
+            return await self.find(response_id)
+        except ResponseNotFound:
+            return await self.notes.find(response_id)
+
     async def previous(self, response_id: str) -> Found:
         """What a request goes on from.
 
@@ -140,8 +156,10 @@ class ResponseStore:
         except ResponseNotFound:
             raise PreviousResponseNotFound(response_id) from None
 
-    def body(self, found: Found) -> dict[str, Any]:
+    def body(self, found: Found | NotedResponse) -> dict[str, Any]:
         """The whole response, as it was answered."""
+        if isinstance(found, NotedResponse):
+            return found.body()
         node, output = found.node, self.output(found)
         body = body_of(
             found.kept,
@@ -156,12 +174,15 @@ class ResponseStore:
         """The items that a response gave out."""
         return self._output(found.node, found.kept, found.id)
 
-    def input_items(self, found: Found) -> list[dict[str, Any]]:
+    def input_items(self, found: Found | NotedResponse) -> list[dict[str, Any]]:
         """The items that came in with a response, those of the conversation before it left out."""
-        kept, node = found.kept, found.node
+        return self.items_of(found.kept, found.node.messages)
+
+    def items_of(self, kept: KeptResponse, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Items that came in with a response, out of its turn's messages."""
         system = [{"role": part.role, "content": part.text} for part in kept.own_system]
-        own = node.messages[kept.num_history :]
-        return from_messages([*system, *own], item_ids(found.id, "i"))
+        own = messages[kept.num_history :]
+        return from_messages([*system, *own], item_ids(str(kept.echo["id"]), "i"))
 
     async def nodes(self, session: str) -> list[NodeInfo]:
         """Turns of a session, the oldest first. One question."""
@@ -239,8 +260,8 @@ class ResponseStore:
             SessionKVError: The turn failed, or could not be forgotten.
         """
         if plan.base is None and not plan.is_stored:
-            events = until(generation_of(self._client, plan, options), ends_at)
-            async with aclosing(events):
+            reply_of = partial(self._reply, plan)
+            async with aclosing(self._passing.run(plan, options, ends_at, reply_of)) as events:
                 async for event in events:
                     yield event
             return
@@ -275,6 +296,16 @@ class ResponseStore:
         if result is None:
             raise TurnFailed("the turn ended without a result")
         return result
+
+    def _reply(self, plan: Plan, result: TurnResult) -> Message | None:
+        """An answer as a client sends it back, where its items are one message."""
+        kept, owner = plan.kept, str(plan.kept.echo["id"])
+        parser = self.parser(owner, calls=bool(plan.tools) and kept.calls_tools)
+        pieces = [*parser.feed(result.text), *parser.end()]
+        is_cut = result.finish_reason is FinishReason.LENGTH
+        items = output_of(owner, pieces, is_cut=is_cut, calls_once=kept.calls_once)
+        messages = to_messages(items)
+        return messages[0] if len(messages) == 1 else None
 
     async def delete(self, response_id: str) -> None:
         """Forget a response and what was noted of it; those that went on from it stay."""

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessionkv.client import AsyncClient
 from sessionkv.client.async_client import AsyncSession
 from sessionkv.client.async_stream import AsyncStream
-from sessionkv.client.options import GenerateOptions, TurnOptions
+from sessionkv.client.options import TurnOptions
 from sessionkv.gateway.openai.response_body import KeptResponse
 
 Message = Mapping[str, Any]
@@ -47,15 +46,3 @@ def turn_of(session: AsyncSession, plan: Plan, options: TurnOptions) -> AsyncStr
     """A plan's turn on the session that was made for it."""
     options = {**options, "metadata": plan.kept.to_metadata()}
     return session.stream(messages=plan.messages, **options)
-
-
-def generation_of(client: AsyncClient, plan: Plan, options: TurnOptions) -> AsyncStream:
-    """A plan that leaves nothing and follows nothing: no session is made for it."""
-    system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
-    common: GenerateOptions = {
-        "tools": plan.tools or None,
-        "sampling": options.get("sampling"),
-        "priority": options.get("priority", 0),
-        "progress": options.get("progress", False),
-    }
-    return client.stream_generate(messages=[*system, *plan.messages], **common)

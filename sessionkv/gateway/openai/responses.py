@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from sessionkv.errors import ResponseNotFound
 from sessionkv.gateway.errors import Problem, refused
 from sessionkv.gateway.helpers import says_helper
 from sessionkv.gateway.openai import conversations
@@ -19,7 +18,6 @@ from sessionkv.gateway.openai.pages import page_of
 from sessionkv.gateway.openai.response_events import ResponseEvent
 from sessionkv.gateway.openai.response_run import ResponseRun
 from sessionkv.gateway.openai.response_schema import ResponseRequest
-from sessionkv.gateway.openai.response_store import ResponseStore
 from sessionkv.gateway.openai.stores import Stores
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import STREAMED, EventStream, named, openai_error, unless_gone
@@ -87,18 +85,20 @@ def router(services: Services) -> APIRouter:
         starting_after: Annotated[int | None, Query(ge=0)] = None,
     ) -> Response:
         """Give a stored response again, or one that is being made as it is now."""
-        store, tenant = await stores.responses(request), await stores.tenant(request)
-        known = stores.backgrounds.find(tenant, response_id)
-        if stream:
-            if known is None:
-                await _body(store, response_id)
-                why = "of a response that is made in the background, until some time after its end"
-                raise refused("stream", True, why)
+        store = await stores.responses(request)
+        known = stores.backgrounds.find(await stores.tenant(request), response_id)
+        if stream and known is not None and known.is_followed:
             after = -1 if starting_after is None else starting_after
             return streamed(known.follow(after), openai_error)
-        if known is not None and not known.is_settled:
+        if known is not None and not known.is_settled and not stream:
             return JSONResponse(known.body)
-        return JSONResponse(await _body(store, response_id))
+        body = store.body(await store.found(response_id))
+        if stream:
+            why = (
+                "of one that was asked for in the background as a stream, until long after its end"
+            )
+            raise refused("stream", True, why)
+        return JSONResponse(body)
 
     @routes.get("/v1/responses/{response_id}/input_items", response_model=None)
     async def input_items(
@@ -110,7 +110,11 @@ def router(services: Services) -> APIRouter:
     ) -> dict[str, Any]:
         """List what came in with a response."""
         store = await stores.responses(request)
-        items = store.input_items(await store.find(response_id))
+        known = stores.backgrounds.find(await stores.tenant(request), response_id)
+        if known is not None and not known.is_settled:
+            items = known.input_items()
+        else:
+            items = store.input_items(await store.found(response_id))
         return page_of(items, limit=limit, order=order, after=after)
 
     @routes.delete("/v1/responses/{response_id}", response_model=None)
@@ -118,7 +122,7 @@ def router(services: Services) -> APIRouter:
         """Forget a response, also one that is being made; those that went on from it stay."""
         store = await stores.responses(request)
         await stores.backgrounds.forget(await stores.tenant(request), response_id)
-        await _body(store, response_id)
+        await store.found(response_id)
         await store.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
@@ -130,24 +134,12 @@ def router(services: Services) -> APIRouter:
         if known is not None and not known.is_settled:
             await known.cancel()
             return known.body
-        body = await _body(store, response_id)
+        body = store.body(await store.found(response_id))
         if not body["background"]:
             raise refused("cancel", response_id, "it was not made in the background")
         return body
 
     return routes
-
-
-async def _body(store: ResponseStore, response_id: str) -> dict[str, Any]:
-    """A response that is not being made.
-
-    Raises:
-        ResponseNotFound: There is none.
-    """
-    try:
-        return store.body(await store.find(response_id))
-    except ResponseNotFound:
-        return (await store.notes.find(response_id)).body()
 
 
 async def _framed(events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:

@@ -32,6 +32,7 @@ def sampling_of(
     max_tokens: int | None,
     logprobs: int | None,
     grammar: Grammar | None = None,
+    fit_window: bool = False,
 ) -> list[SamplingParams]:
     """One for each answer that is asked for.
 
@@ -40,13 +41,14 @@ def sampling_of(
         max_tokens: Most tokens; the two APIs name it differently.
         logprobs: How many likeliest tokens to tell of; None is off.
         grammar: What each answer has to be.
+        fit_window: An answer for which the window has less room ends there; else it is refused.
 
     Raises:
         InvalidRequest: Naming the parameter.
     """
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _bias(body.logit_bias)}
-    given["grammar"] = grammar
+    given |= {"grammar": grammar, "fit_window": fit_window}
     if body.stop:
         given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     first = SamplingParams(**{name: value for name, value in given.items() if value is not None})

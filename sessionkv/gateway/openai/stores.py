@@ -10,6 +10,7 @@ from starlette.requests import Request
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.openai.background import Backgrounds
 from sessionkv.gateway.openai.conversation_store import ConversationStore
+from sessionkv.gateway.openai.response_passing import PassingResponses
 from sessionkv.gateway.openai.response_store import ResponseStore
 from sessionkv.gateway.services import Services
 
@@ -40,7 +41,12 @@ class Stores:
         caller = await self.services.caller(request)
         later = caller.conversations.later
         store = ResponseStore(
-            caller.client, served.reply_style, later, pieces=caller.pieces, run=self._run
+            caller.client,
+            served.reply_style,
+            later,
+            pieces=caller.pieces,
+            run=self._run,
+            passing=PassingResponses(caller.conversations, request.headers),
         )
         if caller not in self._swept:
             self._swept.add(caller)

@@ -17,7 +17,9 @@ function explained(cache) {
   if (miss.token !== null && !["none", "first_turn"].includes(miss.reason)) {
     let where = `From token ${count(miss.token)} on`;
     if (miss.turn !== null) where += `, in turn ${count(miss.turn)}`;
-    if (miss.message !== null) where += `, message ${count(miss.message)}`;
+    if (miss.part === "tools") where += ", in the tools";
+    else if (miss.part === "system") where += ", in the system prompt";
+    else if (miss.message !== null) where += `, message ${count(miss.message)}`;
     parts.push(element("p", {}, `${where}.`));
   }
   if (miss.expected !== null || miss.found !== null) {

@@ -1,11 +1,11 @@
 """Quotas of tenants: what was used last is within, the rest ranks as if nobody wanted it."""
 
 import random
-from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 
-from sessionkv.cache.retention import Retention
+from sessionkv.cache.retention import Pin, Retention
 from sessionkv.errors import PinRefused
 from sessionkv.types import BlockHash, Tier
 from sessionkv.types.access import TenantQuota
@@ -23,13 +23,27 @@ def retention(**blocks: int) -> Retention:
     return made
 
 
+def own(held: Retention, *names: str, pins: tuple[Pin, ...] = (), tenant: str = "t") -> None:
+    """Each key as a part of its own, numbered by its name."""
+    for name in names:
+        held.own(keys(name), pins, tenant=tenant, part=ord(name))
+
+
+def disown(held: Retention, *names: str) -> list[BlockHash]:
+    return [key for n in names for key in held.disown(keys(n), tenant="t", part=ord(n))]
+
+
+def use(held: Retention, *names: str) -> None:
+    held.used([(ord(name), keys(name)) for name in names], tenant="t")
+
+
 def ranks(held: Retention, tier: Tier, *names: str) -> list[int]:
     return [held.rank(key, tier) for key in keys(*names)]
 
 
 def test_the_last_used_are_within_and_each_tier_counts_for_itself() -> None:
     held = retention(device=2, host=3)
-    held.own(keys("a", "b", "c", "d"), tenant="t")
+    own(held, "a", "b", "c", "d")
     assert ranks(held, Tier.DEVICE, "a", "b", "c", "d") == [0, 0, 1, 1]
     assert ranks(held, Tier.HOST, "a", "b", "c", "d") == [0, 1, 1, 1]
     assert ranks(held, Tier.DISK, "a", "b", "c", "d") == [1, 1, 1, 1]
@@ -43,36 +57,68 @@ def test_the_last_used_are_within_and_each_tier_counts_for_itself() -> None:
 def test_others_are_not_touched() -> None:
     held = retention(device=1)
     held.own(keys("x", "y", "z"), tenant="free")
-    held.own(keys("a", "b"), tenant="t")
+    own(held, "a", "b")
     assert ranks(held, Tier.DEVICE, "x", "y", "z", "a", "b") == [1, 1, 1, 0, 1]
 
 
 def test_of_a_log_that_is_used_the_start_stays() -> None:
     held = retention(device=3)
-    log = keys("a", "b", "c", "d", "e")
-    held.own(log, tenant="t")
-    held.used(log, tenant="t")
+    log = [(1, keys("a", "b")), (2, keys("c", "d", "e"))]
+    for number, part in log:
+        held.own(part, tenant="t", part=number)
+    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d", "e") == [0, 0, 1, 1, 1]
+    held.used(reversed(log), tenant="t")
     assert ranks(held, Tier.DEVICE, "a", "b", "c", "d", "e") == [1, 1, 1, 0, 0]
-    held.used(keys("e", "unknown"), tenant="t")
-    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d", "e") == [1, 1, 0, 0, 1]
+    held.used(log, tenant="t")
+    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d", "e") == [0, 0, 1, 1, 1]
+
+
+def test_to_use_what_is_within_costs_a_step_a_part() -> None:
+    class Counted(bytes):
+        looked_at = 0
+
+        def __hash__(self) -> int:
+            Counted.looked_at += 1
+            return super().__hash__()
+
+    held = retention(device=500, host=300, disk=100)
+    log = [(i, [BlockHash(Counted(f"{i} {j}".encode())) for j in range(100)]) for i in range(4)]
+    for number, part in log:
+        held.own(part, tenant="t", part=number)
+    held.used(log, tenant="t")
+    Counted.looked_at = 0
+    held.used(log, tenant="t")
+    assert Counted.looked_at < 40
+
+
+def test_a_log_longer_than_its_quota_does_not_go_in_and_out() -> None:
+    held = retention(device=3)
+    log = [(1, keys("a", "b")), (2, keys("c", "d", "e"))]
+    for number, part in log:
+        held.own(part, tenant="t", part=number)
+    held.used(reversed(log), tenant="t")
+    held.take_fallen()
+    held.used(reversed(log), tenant="t")
+    assert held.take_fallen() == ()
+    assert ranks(held, Tier.DEVICE, "a", "b", "c", "d", "e") == [1, 1, 1, 0, 0]
 
 
 def test_what_nobody_owns_any_more_makes_room() -> None:
     held = retention(device=2)
-    held.own(keys("a"), tenant="t")
-    held.own(keys("b", "c"), tenant="t")
-    held.own(keys("b"), tenant="t")
-    assert held.disown(keys("b", "c"), tenant="t") == keys("c")
+    own(held, "a", "b", "c")
+    held.own(keys("b"), tenant="t", part=1)
+    assert disown(held, "b", "c") == keys("c")
     assert ranks(held, Tier.DEVICE, "a", "b") == [0, 1]
-    held.used(keys("a"), tenant="t")
+    use(held, "a")
     assert ranks(held, Tier.DEVICE, "a", "b") == [1, 1]
-    held.disown(keys("a", "b"), tenant="t")
+    disown(held, "a")
+    held.disown(keys("b"), tenant="t", part=1)
     assert held.quotas.figures("t")["device"]["retained_bytes"] == 0
 
 
 def test_what_leaves_memory_counts_on_and_what_was_past_is_forgotten() -> None:
     held = retention(disk=2)
-    held.own(keys("a", "b", "c"), tenant="t")
+    own(held, "a", "b", "c")
     held.forget(keys("a", "b", "c"), tenant="t")
     assert held.quotas.figures("t")["disk"] == {
         "quota_bytes": 20,
@@ -80,28 +126,28 @@ def test_what_leaves_memory_counts_on_and_what_was_past_is_forgotten() -> None:
         "past_bytes": 0,
     }
     held.take_fallen()
-    held.own(keys("d"), tenant="t")
+    own(held, "d")
     assert held.take_fallen() == (BlockHash(b"b"),)
     assert held.quotas.figures("t")["disk"]["past_bytes"] == 0
 
 
 def test_what_is_pinned_stays_within() -> None:
     held = retention(device=2)
-    held.own(keys("a"), [(Tier.DEVICE, 50)], tenant="t")
-    held.own(keys("b", "c", "d"), tenant="t")
+    own(held, "a", pins=((Tier.DEVICE, 50),))
+    own(held, "b", "c", "d")
     assert ranks(held, Tier.DEVICE, "a", "b", "c", "d") == [53, 0, 0, 1]
 
 
-def test_what_is_pinned_no_longer_counts_as_used_longest_ago() -> None:
+def test_what_is_pinned_no_longer_counts_as_when_it_was_used() -> None:
     held = retention(device=2)
-    held.own(keys("a"), [(Tier.DEVICE, 50)], tenant="t")
-    held.own(keys("b", "c"), tenant="t")
+    own(held, "a", pins=((Tier.DEVICE, 50),))
+    own(held, "b", "c")
     held.unpin((Tier.DEVICE, 50), keys("a"), tenant="t")
     assert ranks(held, Tier.DEVICE, "a", "b", "c") == [1, 0, 1]
-    held.own(keys("d"), tenant="t")
+    own(held, "d")
     assert ranks(held, Tier.DEVICE, "a", "b", "c", "d") == [0, 0, 1, 1]
     assert set(held.take_fallen()) == set(keys("a", "b"))
-    held.disown(keys("a", "b", "c", "d"), tenant="t")
+    disown(held, "a", "b", "c", "d")
     assert held.quotas.figures("t")["device"]["retained_bytes"] == 0
 
 
@@ -145,13 +191,13 @@ def test_a_refused_pin_tells_nothing_of_others() -> None:
 def test_public_blocks_count_for_nobody() -> None:
     held = retention(device=1)
     held.quotas.public.update(keys("p", "q"))
-    held.own(keys("p", "q", "a"), tenant="t")
+    held.own(keys("p", "q", "a"), tenant="t", part=1)
     assert ranks(held, Tier.DEVICE, "p", "q", "a") == [1, 1, 1]
 
 
 def test_other_quotas_while_it_runs() -> None:
     held = retention(device=3)
-    held.own(keys("a", "b", "c"), tenant="t")
+    own(held, "a", "b", "c")
     held.set_limits({"t": TenantQuota(device_bytes=10)}, has_tenants=True)
     assert ranks(held, Tier.DEVICE, "a", "b", "c") == [0, 0, 1]
     assert set(held.take_fallen()) == set(keys("a", "b"))
@@ -160,50 +206,85 @@ def test_other_quotas_while_it_runs() -> None:
     assert held.quotas.past == {tier: set() for tier in Tier}
 
 
+PIN = (Tier.DEVICE, 50)
+
+
 class Model:
-    """The same by brute force: per tier the last used keys are within, pinned ones always."""
+    """The same by brute force."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.owners: Counter[BlockHash] = Counter()
-        self.order: list[BlockHash] = []  # of use, the last at the end
-
-    def use(self, names: list[BlockHash]) -> None:
-        for key in names:
-            if key in self.order:
-                self.order.remove(key)
-            self.order.append(key)
+        self.owned: dict[int, list[BlockHash]] = {}
+        self.order: list[tuple[int, list[BlockHash]]] = []  # what is within of each, by use
+        self.pinned: set[BlockHash] = set()
 
     @property
     def within(self) -> set[BlockHash]:
-        return set(self.order[-self.limit :]) if self.limit else set()
+        return {key for _, part in self.order for key in part} - self.pinned
+
+    def drop(self, number: int) -> None:
+        self.order = [(other, part) for other, part in self.order if other != number]
+
+    def use(self, number: int) -> None:
+        self.drop(number)
+        self.order.append((number, list(self.owned[number])))
+
+    def cut(self) -> None:
+        while len(self.within) > max(self.limit - len(self.pinned), 0):
+            oldest = next(part for _, part in self.order if part and part[-1] not in self.pinned)
+            oldest.pop()
+
+    def is_past(self, key: BlockHash) -> bool:
+        is_owned = any(key in part for part in self.owned.values())
+        return is_owned and key not in self.within and key not in self.pinned
 
 
-@pytest.mark.parametrize("seed", range(20))
+@dataclass(frozen=True)
+class Turn:
+    """Where a part begins and ends in the one log there is, and the part before it."""
+
+    number: int
+    start: int
+    end: int
+    before: "Turn | None"
+
+    def up(self) -> list["Turn"]:
+        return [self, *(self.before.up() if self.before else [])]
+
+
+@pytest.mark.parametrize("seed", range(30))
 def test_against_a_model(seed: int) -> None:
     chance = random.Random(seed)
-    limit = chance.randrange(5)
+    limit = chance.randrange(8)
     held, model = retention(device=limit), Model(limit)
-    for _ in range(200):
-        names = keys(*chance.sample("abcdefghij", chance.randrange(1, 4)))
-        what = chance.choice(("own", "own", "disown", "used"))
+    log, turns, pinned = keys(*"abcdefghij"), list[Turn](), list[Turn]()
+    for number in range(1, 200):
+        what = chance.choice(("own", "own", "disown", "used", "used", "pin", "unpin"))
+        some = chance.choice(turns) if turns else None
         if what == "own":
-            held.own(names, tenant="t")
-            model.owners.update(names)
-            model.use(names)
-        elif what == "disown":
-            names = [key for key in names if model.owners[key]]
-            held.disown(names, tenant="t")
-            model.owners.subtract(names)
-            model.order = [key for key in model.order if model.owners[key]]
-        else:
-            held.used(names, tenant="t")
-            model.use([key for key in reversed(names) if model.owners[key]])
-        kept = {key for key in model.owners if model.owners[key] and held.rank(key, Tier.DEVICE)}
-        # What made room once stays past the quota until it is used again, also when there is room.
-        assert kept <= model.within
-        assert len(kept) == held.quotas.figures("t")["device"]["retained_bytes"] // 10 <= limit
-        past = {key for key in model.owners if model.owners[key]} - kept
-        assert held.quotas.past[Tier.DEVICE] == past
-        if what == "own" and limit:
-            assert names[-1] in kept
+            start = some.end if some else 0
+            new = Turn(number, start, min(start + chance.randrange(1, 4), 10), some)
+            model.owned[number] = log[new.start : new.end]
+            held.own(model.owned[number], tenant="t", part=number)
+            model.use(number)
+            turns.append(new)
+        elif what == "disown" and some and some not in pinned:
+            if not any(turn.before == some for turn in turns):
+                held.disown(model.owned.pop(some.number), tenant="t", part=some.number)
+                model.drop(some.number)
+                turns.remove(some)
+        elif what == "used" and some:
+            held.used([(t.number, model.owned[t.number]) for t in some.up()], tenant="t")
+            for turn in some.up():
+                model.use(turn.number)
+        elif what == "pin" and some and len(pinned) < 2:
+            held.pin(PIN, log[: some.end], tenant="t")
+            pinned.append(some)
+        elif what == "unpin" and pinned:
+            held.unpin(PIN, log[: pinned.pop().end], tenant="t")
+        model.pinned = set(log[: max((turn.end for turn in pinned), default=0)])
+        model.cut()
+        for key in log:
+            assert (key in held.quotas.past[Tier.DEVICE]) == model.is_past(key)
+        figures = held.quotas.figures("t")["device"]
+        assert figures["retained_bytes"] == 10 * len(model.within | model.pinned)

@@ -125,7 +125,7 @@ def test_turn_with_too_few_hashes_is_a_programming_error():
 def test_reserved_ids_are_used_once_and_never_come_back():
     s = Sessions()
     s.open("a")
-    reserved = s.tree.reserve_node_id()
+    reserved = s.tree.reserve_node_id(TENANT)
     s.open("b")
     assert s.turn("a", [1], node_id=reserved).node_id == 2
     with pytest.raises(ValueError, match="node id 2"):

@@ -27,6 +27,7 @@ from sessionkv.types import (
     StoredSession,
     TenantSessions,
 )
+from sessionkv.types.node_ids import first_of, row_for, row_of
 from tests.builders.store import head, key, node
 
 
@@ -244,6 +245,35 @@ def test_damage_is_told_of_its_session_alone_and_counted_once(
     journal.close()
 
 
+def test_each_row_of_ids_has_its_counter(directory: StoreDirectory) -> None:
+    journal, row = Journal(directory), first_of(row_for("a"))
+    assert journal.summary().other_next_ids == ()
+    journal.commit([[PutNode(node(1)), PutNode(node(row + 1)), KeepIds(row + 9), KeepIds(7)]])
+    journal.commit([[PutNode(node(row + 4)), PutNode(node(first_of(row_of(row) + 1) + 5))]])
+    journal.close()
+    damage(directory, b"meta", b"next_node_id" + row_of(row).to_bytes(3, "big"))
+    journal = Journal(directory)
+    found = journal.summary()
+    assert (found.next_node_id, found.first_number) == (7, 1)
+    # Where a counter cannot be read the row's last turn tells.
+    assert found.other_next_ids == (row + 5, first_of(row_of(row) + 1) + 6)
+    assert find(journal, "nobody") is None
+    journal.close()
+
+
+def test_rows_begin_above_the_ids_of_an_older_format(directory: StoreDirectory) -> None:
+    journal = Journal(directory)
+    journal.commit([[PutNode(node(1)), PutNode(node(2, 1)), PutHead(unpinned("b", 2))]])
+    journal.close()
+    as_format(directory, 2)
+    journal = Journal(directory)
+    journal.commit([[PutNode(node(3, 2)), PutHead(unpinned("b", 3))]])
+    journal.close()
+    journal = Journal(directory)
+    assert (journal.summary().next_node_id, journal.summary().first_number) == (4, 3)
+    journal.close()
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_journal_of_an_older_format_gets_its_indexes(
     directory: StoreDirectory, version: int
@@ -255,7 +285,7 @@ def test_a_journal_of_an_older_format_gets_its_indexes(
     journal.commit([[PutHead(unpinned("~n-1.7", 4, updated_s=5.0))]])
     before = journal.load()
     answers = [
-        journal.summary(),
+        replace(journal.summary(), first_number=7),
         *(find(journal, name) for name in ("a", "b", "~n-1.7")),
         names(journal),
         journal.answer(FindDue(9.0, 9, 9.0, 9, 9)),
@@ -291,6 +321,7 @@ def as_format(directory: StoreDirectory, version: int) -> None:
             for database in (*by_time, tenants, *((*others, names) if version == 1 else ())):
                 txn.drop(database, delete=version == 1 or database is tenants)
             assert txn.delete(b"version", db=meta)
+            assert txn.delete(b"first_number", db=meta)
             for database, old in zip(by_time, rows, strict=True):
                 for row in old if version == 2 else ():
                     txn.put(row[16:], b"", db=database)

@@ -1,0 +1,76 @@
+"""Answers that are not stored: no response is left, but the conversation is found again.
+
+Clients that say ``store: false`` send everything again with each request, as those of Chat
+Completions do, and coding agents among them talk for hours. So their conversations are found by
+their content too, after a restart as well; under a response's id there is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+
+from sessionkv.client import StreamEvent, TurnResult
+from sessionkv.client.options import TurnOptions
+from sessionkv.gateway.conversations import Conversations, Keeping
+from sessionkv.gateway.helpers import is_helper
+from sessionkv.gateway.keeping import named, says_steady
+from sessionkv.gateway.openai.response_turn import Plan
+from sessionkv.gateway.transcript import Message, Transcript
+
+
+class PassingResponses:
+    """Runs plans that are not stored and begin anew, for one request. One event loop."""
+
+    def __init__(self, conversations: Conversations, headers: Mapping[str, str]) -> None:
+        """Over a caller's conversations.
+
+        Args:
+            conversations: The caller's.
+            headers: Of the request.
+        """
+        self._conversations = conversations
+        self._headers = headers
+
+    async def run(
+        self,
+        plan: Plan,
+        options: TurnOptions,
+        ends_at: Callable[[], int | None],
+        reply_of: Callable[[TurnResult], Message | None],
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Run a plan; by its last event the conversation can be found.
+
+        Args:
+            plan: What is to be run.
+            options: Sampling and priority.
+            ends_at: Asked after each event: after how many characters the reply ends, if it does.
+            reply_of: The answer as the client will send it back; None where that is no one message.
+
+        Raises:
+            SessionKVError: The turn failed.
+        """
+        system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
+        transcript = Transcript([*system, *plan.messages], plan.tools or None)
+        exchange = self._conversations.begin(transcript, self._keeping(plan, transcript))
+        exchange.ends_at = ends_at
+        try:
+            async with aclosing(exchange.stream(**options)) as events:
+                async for event in events:
+                    if event.result is not None and (reply := reply_of(event.result)) is not None:
+                        exchange.keep(reply)
+                        await exchange.kept()
+                    yield event
+        finally:
+            await exchange.close()
+
+    def _keeping(self, plan: Plan, transcript: Transcript) -> Keeping:
+        echo = plan.kept.echo
+        helper = is_helper(
+            transcript,
+            headers=self._headers,
+            metadata=echo.get("metadata"),
+            max_tokens=echo.get("max_output_tokens"),
+        )
+        label = echo.get("prompt_cache_key") or named(self._headers)
+        return Keeping(is_helper=helper, label=label, is_steady=says_steady(self._headers))
