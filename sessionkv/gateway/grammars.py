@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
+from sessionkv.gateway.replies.xml_call import kinds_of
 from sessionkv.types.grammars import Grammar
 from sessionkv.types.reply_style import ReplyStyle
 
@@ -78,6 +79,8 @@ def _calls(
     tools: Sequence[Tool], style: ReplyStyle, *, several: bool
 ) -> tuple[list[str], list[str]] | None:
     """A rule's name and the rules that it needs."""
+    if style.tool_calls == "qwen3_coder":
+        return _tagged([tool["function"] for tool in tools], several=several)
     key = "parameters" if style.tool_calls == "llama3" else "arguments"
     calls = [_call(tool["function"], key) for tool in tools]
     call = calls[0] if len(calls) == 1 else {"anyOf": calls}
@@ -93,6 +96,35 @@ def _calls(
         listed = {"type": "array", "items": call, "minItems": 1, **most}
         return ["calls"], ['calls: "[TOOL_CALLS]" body', f"body: {_json(listed)}"]
     return None
+
+
+def _tagged(
+    functions: Sequence[Mapping[str, Any]], *, several: bool
+) -> tuple[list[str], list[str]]:
+    """Parameters in the order of the schema; a value that is no text is JSON of its own schema."""
+    bodies: list[str] = []
+    rules = ['calls: call ("\\n" call)*' if several else "calls: call"]
+    for i, function in enumerate(functions):
+        schema = function.get("parameters") or {}
+        required = schema.get("required") or ()
+        parts = []
+        for j, (key, value) in enumerate((schema.get("properties") or {}).items()):
+            name = f"p{i}_{j}"
+            parts.append(name if key in required else f"{name}?")
+            opening = json.dumps(f"<parameter={key}>\n")
+            if any(kinds_of(value)):
+                rules += [
+                    f'{name}: {opening} v{name} "\\n</parameter>\\n"',
+                    f"v{name}: {_json(value)}",
+                ]
+            else:
+                rules.append(f"{name}: {opening} value")
+        head = json.dumps(f"<function={function['name']}>\n")
+        rules.append(f"f{i}: {' '.join([head, *parts])}")
+        bodies.append(f"f{i}")
+    call = f'call: "<tool_call>\\n" ({" | ".join(bodies)}) "</function>\\n</tool_call>"'
+    value = r'value[suffix="\n</parameter>\n"]: /(.|\n)*/'  # up to the first of these
+    return ["calls"], [*rules, call, value]
 
 
 def _call(function: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _TOOLS = '[{"type": "function", "function": {"name": "other", "parameters": {"ty
 _OBJECT = r'\{(?:[^{}]|\{[^{}]*\})*"name"\s*:\s*"'  # up to the name, whatever stands before it
 _BEFORE_NAME: Mapping[str, re.Pattern[str]] = {
     "hermes": re.compile(rf"<tool_call>\s*{_OBJECT}$"),
+    "qwen3_coder": re.compile(r"<tool_call>\s*<function=$"),
     "mistral": re.compile(rf"\[TOOL_CALLS\]\s*(\[\s*{_OBJECT})?$"),
     "llama3": re.compile(rf"\A\s*(<\|python_tag\|>)?\s*{_OBJECT}$"),
 }

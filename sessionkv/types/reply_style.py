@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-CALL_STYLES = ("hermes", "llama3", "mistral")
+CALL_STYLES = ("hermes", "llama3", "mistral", "qwen3_coder")
 """Hermes and Qwen: ``<tool_call>{json}</tool_call>``; Llama 3: ``<|python_tag|>`` or nothing before
-a JSON object; Mistral: ``[TOOL_CALLS][{json}]`` or ``[TOOL_CALLS]name[ARGS]{json}``."""
+a JSON object; Mistral: ``[TOOL_CALLS][{json}]`` or ``[TOOL_CALLS]name[ARGS]{json}``; Qwen3-Coder:
+``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def test_counted_is_what_is_billed(tmp_path: Path, folder: Any) -> None:
     runner = {"text_dir": folder(tmp_path), "script": said}
     with http_engine(engine_config(blocks=8192), runner=runner) as served:
         talks = [Talk(served, said, seed) for seed in range(4)]
-        for _ in range(7):
+        for _ in range(5):
             for talk in talks:
                 talk.turn()
         assert sum(talk.num_put_back for talk in talks) > 0

@@ -104,6 +104,7 @@ def test_what_cannot_be_demanded_is_said(served: HttpEngine, fields: Any, param:
         THINKS,
         ReplyStyle("llama3"),
         ReplyStyle("mistral"),
+        ReplyStyle("qwen3_coder"),
         ReplyStyle("hermes", THINKS.reasoning, True),
     ],
 )

@@ -88,7 +88,12 @@ class Asked:
         asked = self._body.thinking
         if asked is not None and asked.type != "disabled":
             thinking = asked.display or "summarized"
-        return MessageContent(style, thinking=thinking, only_one_call=self._may_end_early)
+        return MessageContent(
+            style,
+            thinking=thinking,
+            only_one_call=self._may_end_early,
+            tools=self._converted.transcript.tools or (),
+        )
 
     async def whole(self) -> dict[str, Any]:
         """The whole answer.

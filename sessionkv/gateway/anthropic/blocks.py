@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sessionkv.client import TurnResult
@@ -34,7 +34,12 @@ class MessageContent:
     """
 
     def __init__(
-        self, style: ReplyStyle, *, thinking: str | None, only_one_call: bool = False
+        self,
+        style: ReplyStyle,
+        *,
+        thinking: str | None,
+        only_one_call: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Start before the reply.
 
@@ -43,9 +48,10 @@ class MessageContent:
             thinking: ``"summarized"`` tells what the model thinks, ``"omitted"`` that it does; None
                 tells nothing of it.
             only_one_call: What follows the first call is left out.
+            tools: As the template is given them.
         """
         new_id = new_call_id if style.tool_calls == "mistral" else _tool_use_id
-        self._parser = ReplyParser(style, new_id=new_id)
+        self._parser = ReplyParser(style, new_id=new_id, tools=tools)
         self._thinking = thinking
         self._only_one_call = only_one_call
         self._blocks: list[dict[str, Any]] = []

@@ -63,7 +63,11 @@ def router(services: Services) -> APIRouter:
                 caller,
                 exchange=caller.conversations.begin(transcript, keeping),
                 sampling=sampling,
-                reply=ChatReply(style, only_one_call=body.parallel_tool_calls is False),
+                reply=ChatReply(
+                    style,
+                    only_one_call=body.parallel_tool_calls is False,
+                    tools=transcript.tools or (),
+                ),
                 demand=demand,
             )
             for sampling in wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sessionkv.client import TurnResult
@@ -25,15 +26,22 @@ class ChatReply:
         finish_reason: Set by :meth:`end`.
     """
 
-    def __init__(self, style: ReplyStyle, *, only_one_call: bool = False) -> None:
+    def __init__(
+        self,
+        style: ReplyStyle,
+        *,
+        only_one_call: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Start before the reply.
 
         Args:
             style: How the model writes calls and reasoning; without calls where none are wanted.
             only_one_call: Calls after the first are left out, and what comes behind it.
+            tools: As the template is given them.
         """
         self.finish_reason: str | None = None
-        self._parser = ReplyParser(style)
+        self._parser = ReplyParser(style, tools=tools)
         self._only_one_call = only_one_call
         self._text: list[str] = []
         self._reasoning: list[str] = []

@@ -115,7 +115,7 @@ class ResponseRun:
 
     async def _run(self, plan: Plan) -> AsyncGenerator[ResponseEvent, None]:
         calls = bool(plan.tools) and plan.kept.calls_tools
-        parser, writer = self._store.parser(self.id, calls=calls), self._writer
+        parser, writer = self._store.parser(self.id, calls=calls, tools=plan.tools), self._writer
         other = await self._compare()
         options = TurnOptions(
             sampling=self._sampling(plan),

@@ -203,7 +203,7 @@ class ResponseStore:
     ) -> list[dict[str, Any]]:
         calls = bool(node.tools) and (kept is None or kept.calls_tools)
         text = "" if node.reply is None else node.reply["content"] or ""
-        parser = self.parser(owner, calls=calls)
+        parser = self.parser(owner, calls=calls, tools=node.tools)
         pieces: list[ReplyEvent] = [*parser.feed(text), *parser.end()]
         is_cut = node.finish_reason is FinishReason.LENGTH
         calls_once = kept is not None and kept.calls_once
@@ -214,14 +214,17 @@ class ResponseStore:
         """Whether the model writes calls that can be told from text."""
         return self.style.tool_calls is not None
 
-    def parser(self, owner: str, *, calls: bool) -> ReplyParser:
+    def parser(
+        self, owner: str, *, calls: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ReplyParser:
         """Takes a response's reply apart.
 
         Args:
             owner: Its id, from which those of its calls are made.
             calls: Whether what looks like a call is one.
+            tools: As the template is given them.
         """
-        return ReplyParser(self.style_of(calls=calls), new_id=call_ids(owner))
+        return ReplyParser(self.style_of(calls=calls), new_id=call_ids(owner), tools=tools)
 
     def style_of(self, *, calls: bool) -> ReplyStyle:
         """How the model writes a reply.
@@ -300,7 +303,8 @@ class ResponseStore:
     def _reply(self, plan: Plan, result: TurnResult) -> Message | None:
         """An answer as a client sends it back, where its items are one message."""
         kept, owner = plan.kept, str(plan.kept.echo["id"])
-        parser = self.parser(owner, calls=bool(plan.tools) and kept.calls_tools)
+        calls = bool(plan.tools) and kept.calls_tools
+        parser = self.parser(owner, calls=calls, tools=plan.tools)
         pieces = [*parser.feed(result.text), *parser.end()]
         is_cut = result.finish_reason is FinishReason.LENGTH
         items = output_of(owner, pieces, is_cut=is_cut, calls_once=kept.calls_once)

@@ -25,6 +25,7 @@ from sessionkv.gateway.replies.events import (
 )
 from sessionkv.gateway.replies.held import longest_start
 from sessionkv.gateway.replies.json_scan import NotJson
+from sessionkv.gateway.replies.xml_call import Schemas, XmlCallReader
 
 _ARGUMENTS_MARK, _ID_MARK = "[ARGS]", "[CALL_ID]"
 _MAX_NAME_CHARS = 512
@@ -40,6 +41,7 @@ class CallForm:
         separator: What may stand between two objects without a mark of their own.
         has_bare: An object at the reply's start may be a call without any mark.
         has_lists: The mark may stand before a list of calls, or before a tool's name.
+        has_tags: Behind the mark stand tags, not an object.
     """
 
     mark: str
@@ -47,12 +49,14 @@ class CallForm:
     separator: str = ""
     has_bare: bool = False
     has_lists: bool = False
+    has_tags: bool = False
 
 
 FORMS: Mapping[str, CallForm] = {
     "hermes": CallForm("<tool_call>", closer="</tool_call>"),
     "llama3": CallForm("<|python_tag|>", separator=";", has_bare=True),
     "mistral": CallForm("[TOOL_CALLS]", has_lists=True),
+    "qwen3_coder": CallForm("<tool_call>", closer="</tool_call>", has_tags=True),
 }
 
 
@@ -87,6 +91,7 @@ class CallFinder:
         "_num_taken",
         "_only_one",
         "_reader",
+        "_schemas",
         "_space",
         "begun",
         "complete",
@@ -95,7 +100,12 @@ class CallFinder:
     )
 
     def __init__(
-        self, style: str | None, new_id: Callable[[], str], *, only_one: bool = False
+        self,
+        style: str | None,
+        new_id: Callable[[], str],
+        *,
+        only_one: bool = False,
+        schemas: Schemas | None = None,
     ) -> None:
         """Start before the text.
 
@@ -103,16 +113,18 @@ class CallFinder:
             style: Of :data:`FORMS`; None where all is text.
             new_id: Makes an id for each call.
             only_one: What follows the first call is text whatever it looks like.
+            schemas: Of the tools' arguments.
         """
         self._form = CallForm("") if style is None else FORMS[style]
         self._new_id = new_id
         self._only_one = only_one
+        self._schemas = schemas or {}
         self._at = _At.START if self._form.has_bare else _At.TEXT
         self._held = ""  # raw text of which is not known yet whether it is a call
         self._space = ""  # space of which is not known yet whether it is beside a call
         self._in_list = False
         self._name: str | None = None
-        self._reader = CallReader()
+        self._reader: CallReader | XmlCallReader = CallReader()
         self.begun = self.complete = 0
         self.first_end: int | None = None
         self._num_taken = 0
@@ -197,6 +209,8 @@ class CallFinder:
         return char == "{" and self._begin(CallReader(only=CALL_KEYS))
 
     def _opened(self, char: str) -> bool:
+        if self._form.has_tags:
+            return char == "<" and self._begin(XmlCallReader(self._schemas))
         if char == "{":
             return self._begin(CallReader(name=self._name))
         if self._name is not None or not self._form.has_lists or self._in_list:
@@ -235,7 +249,7 @@ class CallFinder:
             return True
         return False
 
-    def _begin(self, reader: CallReader) -> bool:
+    def _begin(self, reader: CallReader | XmlCallReader) -> bool:
         self._reader, self._at = reader, _At.CALL
         return True
 
@@ -262,7 +276,8 @@ class CallFinder:
             self.begun += 1
             self._space, self.is_beside = "", True
         if reader.has_begun and not was_complete:
-            events.append(CallArguments(self.begun - 1, reader.take()))
+            if arguments := reader.take():
+                events.append(CallArguments(self.begun - 1, arguments))
             self._held = ""
         if reader.is_complete and not was_complete:
             events.append(CallEnds(self.begun - 1))

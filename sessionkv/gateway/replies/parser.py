@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sessionkv.gateway.replies.calls import CallFinder
 from sessionkv.gateway.replies.events import Reasoning, ReplyEvent, joined
@@ -28,15 +29,29 @@ def new_call_id() -> str:
 class ReplyParser:
     """One reply. One thread."""
 
-    def __init__(self, style: ReplyStyle, *, new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(
+        self,
+        style: ReplyStyle,
+        *,
+        new_id: Callable[[], str] = new_call_id,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Start before the reply.
 
         Args:
             style: Of the model; :meth:`~sessionkv.types.reply_style.ReplyStyle.without_calls` for a
                 request without tools.
             new_id: Makes an id for each call.
+            tools: As the template is given them: where a form of call does not say what type a
+                value has, their schemas do.
         """
-        self._calls = CallFinder(style.tool_calls, new_id, only_one=style.single_call)
+        functions = [tool["function"] for tool in tools]
+        self._calls = CallFinder(
+            style.tool_calls,
+            new_id,
+            only_one=style.single_call,
+            schemas={item["name"]: item.get("parameters") or {} for item in functions},
+        )
         self._thoughts: Thoughts | None = None
         self._has_rest = False
         self._num_fed = self._rest_at = (

@@ -45,7 +45,7 @@ def style(calls: str, opening: str = "", reasoning: str = "") -> ReplyStyle:
         (NAMED, "mistral"),
         (LAST, "hermes"),
         (LISTED, None),
-        (OTHER, None),
+        (OTHER, "qwen3_coder"),
         ("", None),
     ],
 )
