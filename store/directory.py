@@ -54,12 +54,12 @@ class StoreDirectory:
                 format; says what to do.
         """
         target = Path(path).expanduser().resolve()
-        if target.exists() and not target.is_dir():
-            raise StoreUnavailable(
-                f"the store cannot be used: {path} is a file, not a directory",
-                directory=str(target),
-            )
         try:
+            if target.exists() and not target.is_dir():
+                raise StoreUnavailable(
+                    f"the store cannot be used: {path} is a file, not a directory",
+                    directory=str(target),
+                )
             target.mkdir(mode=0o700, parents=True, exist_ok=True)
             _refuse_foreign(target)
             lock_fd = _lock(target / "lock", target)

@@ -396,7 +396,7 @@ class Core:
         if freed:
             parts.store.delete(parts.kv.forget(freed))
         for node_id in change.freed_node_ids:
-            self._turns.last_cache.pop(node_id, None)
+            self._turns.last_cache.pop(node_id)
         if commit.turn_id is None:
             self._turns.out.append(commit.reply)
             return

@@ -139,7 +139,7 @@ class Housekeeping:
             if self._is_in_use(head):
                 self._tree.used(head)
                 continue
-            self._turns.last_cache.pop(self._tree.head(*head).node_id, None)
+            self._turns.last_cache.pop(self._tree.head(*head).node_id)
             self._tree.let_go(head)
             if self._tree.num_bytes <= MEMORY_BYTES:
                 return

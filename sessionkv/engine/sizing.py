@@ -6,6 +6,7 @@ The decision is pure; :func:`measure` alone looks at the machine.
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +76,8 @@ def measure(disk_path: Path) -> MachineMemory:
     left = cgroup_bytes_left()
     if left is not None:
         available = min(available, left)
-    existing = next(p for p in (disk_path, *disk_path.resolve().parents) if p.exists())
+    # Unlike Path.exists, this answers also where one may not look; the store will say so.
+    existing = next(p for p in (disk_path, *disk_path.resolve().parents) if os.path.exists(p))
     return MachineMemory(available, shutil.disk_usage(existing).free)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from sessionkv.cache.chain import TokenChain
 from sessionkv.cache.turns import HeadId
 from sessionkv.engine.active_turn import ActiveTurn, Phase
+from sessionkv.engine.cache_reports import CacheReports
 from sessionkv.engine.commits import Commits
 from sessionkv.engine.grammar_desk import GrammarReady
 from sessionkv.engine.loading import Ready
@@ -52,10 +53,7 @@ from sessionkv.errors import (
     TurnCancelled,
     TurnFailed,
 )
-from sessionkv.types import CacheReport, FinishReason, KeyRecord
-
-MAX_REPORTS = 10_000
-"""Cache reports kept, so that a miss can be explained later."""
+from sessionkv.types import FinishReason, KeyRecord
 
 
 @dataclass(slots=True)
@@ -80,7 +78,7 @@ class TurnDesk:
         self._lines: dict[HeadId, _Line] = {}
         self.out: list[CoreMessage] = []
         self.active: dict[int, ActiveTurn] = {}
-        self.last_cache: dict[int, CacheReport] = {}
+        self.last_cache = CacheReports()
         self.draining = False
         self._progress = ProgressDesk(parts.kv.block_size)
 
@@ -190,11 +188,7 @@ class TurnDesk:
         ask = turn.ask
         head_id = (ask.tenant, ask.session or "")
         asked = render_request(
-            self._parts,
-            ask.turn_id,
-            head_id,
-            with_path=with_path,
-            changed_from=ask.changed_from,
+            self._parts, ask.turn_id, head_id, with_path=with_path, changed_from=ask.changed_from
         )
         self.out.append(asked)
 
@@ -451,9 +445,7 @@ class TurnDesk:
             line.waiting.remove(turn)
             return
         if isinstance(answer, TurnCommitted) and turn.finished and turn.node_id is not None:
-            self.last_cache[turn.node_id] = turn.finished.cache
-            if len(self.last_cache) > MAX_REPORTS:
-                del self.last_cache[next(iter(self.last_cache))]
+            self.last_cache.put(turn.node_id, turn.finished.cache)
             self._use(turn.node_id, turn.ask.tenant)
         self._expect(turn, head, isinstance(answer, TurnCommitted), now)
         del self._lines[head]

@@ -282,13 +282,15 @@ class Exchange:
         Raises:
             SessionKVError: They cannot be counted.
         """
-        client, messages = self._all.client, list(self._transcript.messages)
+        client = self._all.client
         for name in () if self._keeping.is_helper else self.candidates:
             try:
-                return await client.session(name).count(messages=messages)
+                placed = await self._put_back(name)
+                return await client.session(name).count(messages=list(placed.messages))
             except (SessionNotFound, SessionDamaged):
                 self._all.forget(name)
-        return await client.count(messages=messages, tools=self._transcript.tools)
+        whole = await self._put_back(None)
+        return await client.count(messages=list(whole.messages), tools=whole.tools)
 
     def keep(self, reply: Message) -> None:
         """Begin to name the session by its conversation, whatever becomes of the client.
@@ -337,6 +339,13 @@ class Exchange:
         running = self._all.client.stream_generate(messages=messages, tools=tools, **rest)
         return until(running, self.ends_at)
 
+    async def _put_back(self, name: str | None) -> Transcript:
+        """What the model is to see where the named session, or none, is gone on from."""
+        if self._is_steady:
+            earlier = () if name is None else await self._all.places.of(name)
+            self._placed = put_back(self._found, earlier)
+        return self._placed.transcript
+
     async def _turn(
         self, name: str | None, options: TurnOptions
     ) -> AsyncGenerator[StreamEvent, None]:
@@ -349,16 +358,14 @@ class Exchange:
             SessionKVError: The turn failed, or the session could not be made.
         """
         client = self._all.client
+        messages = list((await self._put_back(name)).messages)
         if self._is_steady:
-            earlier = () if name is None else await self._all.places.of(name)
-            self._placed = put_back(self._found, earlier)
             options["metadata"] = self._placed.metadata
         running = self._running = RUNNING + secrets.token_hex(12)
         self.continues = name
         made = asyncio.ensure_future(self._make(name, running))
         await asyncio.sleep(0)  # it sends its request
         session = client.session(running)
-        messages = list(self._placed.transcript.messages)
         try:
             turn = session.stream(messages=messages, **options)
             async with aclosing(until(turn, self.ends_at)) as events:

@@ -37,6 +37,9 @@ def tool(name: str, about: str) -> dict[str, Any]:
 def prompt_of(body: dict[str, Any]) -> list[str]:
     """The pieces of a request's prompt, one a token: control tokens, and ASCII characters."""
     messages = copy.deepcopy(body["messages"])
+    while [message["role"] for message in messages[:2]] == ["system", "system"]:  # they are one
+        messages[1]["content"] = f"{messages[0]['content']}\n\n{messages[1]['content']}"
+        del messages[0]
     for message in messages:
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])

@@ -157,6 +157,14 @@ def test_a_store_of_another_user_is_refused(store: Path, log: list[int], reachab
         assert talk(engine, log) > 0
 
 
+def test_a_store_that_nobody_may_look_for_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start an engine as another user")
+    code, words = opened_by_nobody(tmp_path / "hidden" / "store")
+    assert code == "store_unavailable"
+    assert str(tmp_path / "hidden") in str(words)
+
+
 def test_a_store_that_may_be_read_only_is_refused(
     store: Path, log: list[int], reachable: None
 ) -> None:

@@ -69,6 +69,18 @@ def test_half_a_character_shows_the_prompt(served: HttpEngine, last: bytes, show
     assert served.post(COMPLETIONS.path, asked).json()["choices"][0]["text"] == shown
 
 
+@STREAMS
+def test_half_a_character_of_an_echo_is_shown_twice(served: HttpEngine, stream: bool) -> None:
+    body = {"model": MODEL, "prompt": [*BEFORE, *HALF[:2]], "echo": True, "max_tokens": 5}
+    said = COMPLETIONS.say(served, body, stream=stream)
+    assert said.text == "half \u3042 and"
+    alone = COMPLETIONS.say(served, body | {"max_tokens": 0}, stream=stream)
+    assert alone.text == "half \ufffd"
+    if not stream:
+        choice = served.post(COMPLETIONS.path, body | {"logprobs": 0}).json()["choices"][0]
+        assert "".join(choice["logprobs"]["tokens"][:5]) == "half "
+
+
 # Held back -----------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import pytest
 from sessionkv.text.builtin import write_byte_text
 from sessionkv.text.model import TextModel
 from tests.builders import text as built
-from tests.builders.apis import ALL, CHAT, CHATS, MESSAGES, RESPONSES, Api, Said
+from tests.builders.apis import ALL, CHAT, CHATS, COMPLETIONS, MESSAGES, RESPONSES, Api, Said
 from tests.builders.engine import engine_config
 from tests.builders.gateway import TOOLS, HttpEngine, http_engine
 from tests.unit.text.test_habits import BOTH, MAPS, TEXT
@@ -102,6 +102,14 @@ def test_a_second_bos_is_added(served: Served, api: Api) -> None:
     assert bos in BOS.values()
     found = [i for i, token in enumerate(served.prompt(api, "hi")) if token == bos]
     assert found == ([] if bos is None else [0])
+
+
+@texts("llama3", "mistral", "gemma")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bos_that_the_client_wrote_is_doubled(served: Served, stream: bool) -> None:
+    facts = served.text.facts
+    spelled = served.prompt(COMPLETIONS, f"{facts.bos_token}hi", stream=stream)
+    assert spelled == served.prompt(COMPLETIONS, "hi")
 
 
 # Roles ---------------------------------------------------------------------------------------

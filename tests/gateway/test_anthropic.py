@@ -264,7 +264,7 @@ def test_counted_are_the_prompts_own_tokens(served: HttpEngine) -> None:
         assert counted == {"input_tokens": total(served.post(MESSAGES, request).json()["usage"])}
 
 
-def test_a_count_is_what_a_helpers_prompt_has_and_lacks_the_thoughts_that_are_put_back(
+def test_a_count_has_the_thoughts_that_are_put_back_and_a_helpers_has_none(
     served: HttpEngine,
 ) -> None:
     asked = body("Which one?", tools=[TOOL])
@@ -274,11 +274,12 @@ def test_a_count_is_what_a_helpers_prompt_has_and_lacks_the_thoughts_that_are_pu
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"]}]},
     ]
     fields = {key: asked[key] for key in ("model", "messages", "tools")}
+    helper = {"x-sessionkv-helper": "true"}
     counted = served.post(COUNT, fields).json()["input_tokens"]
-    helped = served.post(MESSAGES, asked, headers={"x-sessionkv-helper": "true"}).json()
-    assert total(helped["usage"]) == counted
-    thoughts = FIRST[: FIRST.index("I look")]
-    assert total(served.post(MESSAGES, asked).json()["usage"]) == counted + len(thoughts)
+    alone = served.post(COUNT, fields, headers=helper).json()["input_tokens"]
+    assert counted == alone + len(FIRST[: FIRST.index("I look")])
+    assert total(served.post(MESSAGES, asked, headers=helper).json()["usage"]) == alone
+    assert total(served.post(MESSAGES, asked).json()["usage"]) == counted
 
 
 def test_the_line_that_counts_requests_is_taken_out_and_reported(served: HttpEngine) -> None:

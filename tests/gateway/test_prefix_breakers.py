@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.builders.engine import engine_config
-from tests.builders.gateway import HttpEngine, http_engine, replies, tools_folder
+from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies, tools_folder
 from tests.builders.talks import Talk, system, tool, user
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Oslo", "n": 2}}\n</tool_call>'
@@ -185,3 +185,46 @@ def test_what_breaks_a_prefix_is_told_or_does_no_harm(served: HttpEngine, breake
     )
     # What is found ends there; of a whole log all but its last token, which has no KV yet.
     assert report["cached_tokens"] == (len(talk.log) - 1 if harmless else parting.token)
+
+
+def test_messages_are_told_in_their_own_fields(served: HttpEngine) -> None:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("look", "read")]
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 2000,
+        "system": [{"type": "text", "text": "Be brief. Over Messages."}],
+        "tools": tools,
+        "messages": [{"role": "user", "content": "What is the weather in Oslo?"}],
+    }
+
+    def ask(**changed: Any) -> dict[str, Any]:
+        answer = served.post("/v1/messages", body | changed)
+        assert answer.status_code == 200, answer.text
+        value: dict[str, Any] = answer.json()
+        return value
+
+    def part(**changed: Any) -> tuple[str, str]:
+        miss = ask(**changed)["sessionkv"]["cache"]["miss"]
+        return miss["reason"], miss["part"]
+
+    called = ask()["content"]
+    result = {"type": "tool_result", "tool_use_id": called[-1]["id"], "content": "rain"}
+    said = [
+        *body["messages"],
+        {"role": "assistant", "content": called},
+        {"role": "user", "content": [result]},
+    ]
+    assert part(messages=said) == ("none", None)
+    said += [
+        {"role": "assistant", "content": "It rains in Oslo."},
+        {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
+    ]
+    snow = {"role": "user", "content": [result | {"content": "snow"}]}
+    edited = ("history_edited", "messages[2].content[0]")
+    assert part(messages=[*said[:2], snow, *said[3:]]) == edited
+    assert part(messages=said, system="Be long.") == ("history_edited", "system")
+    assert part(messages=said, tools=tools[::-1]) == ("history_edited", "tools")
+    assert part(messages=said, thinking={"type": "enabled", "budget_tokens": 1024}) == (
+        "none",
+        None,
+    )

@@ -220,3 +220,18 @@ def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
         assert "rewrites" in served.post(CHAT, body).json()["sessionkv"]
         off = served.post(CHAT, body, headers={"x-sessionkv-steady": "false"}).json()
         assert "rewrites" not in off["sessionkv"]
+
+
+def test_what_is_counted_is_what_is_sent(tmp_path: Path) -> None:
+    runner = {"text_dir": tools_folder(tmp_path), "script": replies("Ho.", "So.")}
+    with http_engine(engine_config(blocks=512), runner=runner, steady_prompts=True) as served:
+        system, first = env("Mon Nov 30 2026")["content"], said(f"Hi {note('Plan.')}")
+        moved = [*said("Hi", "Ho."), {"role": "user", "content": f"And? {note('Plan.')}"}]
+        for messages in (first, moved):
+            body = {"model": MODEL, "system": system, "messages": messages}
+            counted = served.post("/v1/messages/count_tokens", body).json()
+            answer = served.post("/v1/messages", body | {"max_tokens": 9}).json()
+            usage = answer["usage"]
+            prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
+            assert counted == {"input_tokens": prompt}
+            assert answer["sessionkv"]["rewrites"]

@@ -18,6 +18,7 @@ from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.conversations import Keeping
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.helpers import says_helper
+from sessionkv.gateway.keeping import says_steady
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import STREAMED, EventStream, named, unless_gone
 
@@ -57,7 +58,10 @@ def router(services: Services) -> APIRouter:
         check_prompt(body)
         converted = convert(body)
         caller = await services.caller(request)
-        keeping = Keeping(is_helper=says_helper(request.headers, None) or False)
+        keeping = Keeping(
+            is_helper=says_helper(request.headers, None) or False,
+            is_steady=says_steady(request.headers),
+        )
         exchange = caller.conversations.begin(converted.transcript, keeping)
         try:
             tokens = await exchange.count()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -14,14 +14,16 @@ from sessionkv.gateway.errors import problem_of
 from sessionkv.gateway.openai.response_events import ResponseEvent
 from sessionkv.gateway.openai.response_run import ResponseRun
 from sessionkv.gateway.sse import named
+from sessionkv.types.holdings import Holdings
 
 _log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256
-"""Responses that are being made: what one holds here is bounded by the model's window."""
+"""Responses that are being made, shared by tenants: what one holds is bounded by the window."""
 MAX_OF_TENANT = 64
 MAX_KEPT_BYTES = 64 * 1024**2
-"""Events of streams that have ended, for who resumes one; the oldest are forgotten first."""
+"""Events of streams that have ended, for who resumes one; past that the oldest are forgotten of the
+tenant that has most."""
 
 
 class BackgroundResponse:
@@ -128,7 +130,7 @@ class Backgrounds:
     def __init__(self) -> None:
         """None yet."""
         self._known: OrderedDict[tuple[str, str], BackgroundResponse] = OrderedDict()
-        self._running: Counter[str] = Counter()
+        self._running = Holdings()
 
     async def start(self, tenant: str, run: ResponseRun) -> BackgroundResponse:
         """Begin one; what is wrong with its request is raised.
@@ -142,13 +144,13 @@ class Backgrounds:
             SessionKVError: The request is at fault, or the engine.
         """
         self._require_room(tenant)
-        self._running[tenant] += 1
+        self._running.add(tenant, 1)
         events, response = run.events(), None
         try:
             response = BackgroundResponse(run, events, await anext(events))
         finally:
             if response is None:
-                self._running[tenant] -= 1
+                self._running.add(tenant, -1)
                 await events.aclose()
         self._known[tenant, run.id] = response
         response.task.add_done_callback(lambda _: self._ended(tenant, run.id))
@@ -166,26 +168,25 @@ class Backgrounds:
             self._known.pop((tenant, response_id), None)
 
     def _require_room(self, tenant: str) -> None:
-        for running, most, whose in (
-            (self._running[tenant], MAX_OF_TENANT, "of yours "),
-            (self._running.total(), MAX_RUNNING, ""),
-        ):
-            if running >= most:
-                raise Overloaded(
-                    f"{running} responses {whose}are being made in the background, as many as may",
-                    running=running,
-                )
+        running = self._running.of(tenant)
+        if running >= MAX_OF_TENANT or not self._running.has_room(tenant, MAX_RUNNING):
+            raise Overloaded(
+                f"{running} responses of yours are being made in the background, as many as may",
+                running=running,
+            )
 
     def _ended(self, tenant: str, response_id: str) -> None:
         ended = self._known.get((tenant, response_id))
         if ended is not None and not ended.is_followed:
             del self._known[tenant, response_id]
-        self._running[tenant] -= 1
-        self._running += Counter()  # without those of whom none runs
+        self._running.add(tenant, -1)
         over = [(key, known) for key, known in self._known.items() if known.is_over]
-        num_bytes = sum(known.num_bytes for _, known in over)
-        for key, known in over:
-            if num_bytes <= MAX_KEPT_BYTES:
-                return
-            num_bytes -= known.num_bytes
-            del self._known[key]
+        held = Holdings()
+        for (owner, _), known in over:
+            held.add(owner, known.num_bytes)
+        while held.total > MAX_KEPT_BYTES:
+            largest = held.largest()
+            oldest = next(item for item in over if item[0][0] == largest)
+            over.remove(oldest)
+            held.add(oldest[0][0], -oldest[1].num_bytes)
+            del self._known[oldest[0]]

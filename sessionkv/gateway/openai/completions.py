@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -180,10 +181,16 @@ class PromptChoice(Choice):
     async def _echoed(self) -> str:
         if not self._body.echo:
             return ""
+        # Half a character at the end is finished, and shown, by the answer.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return decoder.decode(await self._spelled(), final=self._body.max_tokens == 0)
+
+    async def _spelled(self) -> bytes:
+        """What the prompt's tokens stand for."""
         if isinstance(self._prompt, str):
-            return self._prompt
+            return self._prompt.encode()
         pieces = await self._pieces.of(self._client, self._prompt)
-        return b"".join(pieces[token_id] for token_id in self._prompt).decode(errors="replace")
+        return b"".join(pieces[token_id] for token_id in self._prompt)
 
     async def _logprobs_of(self, event: StreamEvent) -> dict[str, Any] | None:
         """Those of the prompt come with the end, where the answer is told as a whole."""
@@ -197,7 +204,7 @@ class PromptChoice(Choice):
         if of_prompt is not None:
             known = await self._pieces.of_logprobs(self._client, of_prompt)
             rest = b"".join(known[entry[0].token_id] for entry in of_prompt)
-            whole = (await self._echoed()).encode()
+            whole = await self._spelled()
             first = whole[: max(0, len(whole) - len(rest))].decode(errors="replace")
             entries = (*of_prompt, *entries)
         if not entries and first is None:
