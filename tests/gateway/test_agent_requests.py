@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from sessionkv.gateway.anthropic.checks import check_answer, demand_of
+from sessionkv.gateway.anthropic.convert import convert
+from sessionkv.gateway.anthropic.schema import MessagesRequest
 from sessionkv.gateway.conversations import NAMES
+from sessionkv.types.reply_style import ReplyStyle
 from tests.builders.agent_text import call, write_agent_text
 from tests.builders.engine import engine_config
 from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
@@ -21,16 +25,16 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
 WINDOW = 4096
 SAID = ("It is so.", "You are welcome.")
 SEARCH = call("Look", "{}")
-WANTS_SEARCH = b"SEARCH"
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEngine]:
     folder = write_agent_text(tmp_path_factory.mktemp("text"))
-    said, searched = replies(*SAID), replies(SEARCH, *SAID)
+    said = {b"SEARCH": replies(SEARCH, *SAID), b"naming": replies('{"title": "Mend"}')}
 
     def script(ids: Sequence[int]) -> int | None:
-        return (searched if WANTS_SEARCH in bytes(i % 256 for i in ids) else said)(ids)
+        prompt = bytes(i % 256 for i in ids)
+        return next((said[word] for word in said if word in prompt), replies(*SAID))(ids)
 
     runner = {"text_dir": folder, "script": script}
     config = engine_config(blocks=4096, host_blocks=4096, max_model_len=WINDOW)
@@ -39,8 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEngine]:
 
 
 LOOK: dict[str, Any] = {"name": "Look", "input_schema": {"type": "object"}}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-FETCH = {"name": "Fetch", "description": "Fetches.", "input_schema": NOTHING}
+FETCH = {"name": "Fetch", "description": "Fetches.", "input_schema": {"type": "object"}}
 LATER: list[dict[str, Any]] = [LOOK, {**FETCH, "defer_loading": True}]
 
 
@@ -98,7 +101,7 @@ TITLES: dict[str, tuple[str, dict[str, Any]]] = {
                     "type": "json_schema",
                     "schema": {
                         "type": "object",
-                        "properties": {"title": {"type": "string", "maxLength": 8}},
+                        "properties": {"title": {"type": "string"}},
                         "required": ["title"],
                         "additionalProperties": False,
                     },
@@ -185,12 +188,13 @@ def count(served: HttpEngine, tools: list[dict[str, Any]], messages: list[dict[s
     return int(served.post(f"{MESSAGES}/count_tokens", body).json()["input_tokens"])
 
 
-def test_a_tool_that_is_loaded_later_may_be_the_one_to_call(served: HttpEngine) -> None:
+def test_a_tool_that_is_loaded_later_may_be_the_one_to_call() -> None:
     choice = {"type": "tool", "name": "Fetch"}
-    body = {"model": MODEL, "max_tokens": 4000, "tools": LATER, "tool_choice": choice}
-    asked = {**body, "messages": user("Go."), "temperature": 0}
-    answer = served.post(MESSAGES, asked).json()
-    assert [block.get("name") for block in answer["content"]] == ["Fetch"]
+    asked = {"model": MODEL, "max_tokens": 9, "tools": LATER, "messages": user("Go.")}
+    body = MessagesRequest.model_validate(asked | {"tool_choice": choice})
+    check_answer(body, ReplyStyle("hermes"))
+    demand = demand_of(body, convert(body).tools.all)
+    assert [tool["function"]["name"] for tool in demand.tools] == ["Fetch"]
 
 
 @pytest.mark.parametrize("kind", ["image", "document", "search_result", "something_new"])

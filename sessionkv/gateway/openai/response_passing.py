@@ -37,7 +37,7 @@ class PassingResponses:
         plan: Plan,
         options: TurnOptions,
         ends_at: Callable[[], int | None],
-        reply_of: Callable[[TurnResult], Message | None],
+        reply_of: Callable[[TurnResult], Message | None] | None,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Run a plan; by its last event the conversation can be found.
 
@@ -46,18 +46,21 @@ class PassingResponses:
             options: Sampling and priority.
             ends_at: Asked after each event: after how many characters the reply ends, if it does.
             reply_of: The answer as the client will send it back; None where that is no one message.
+                Without it nothing is kept.
 
         Raises:
             SessionKVError: The turn failed.
         """
         system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
         transcript = Transcript([*system, *plan.messages], plan.tools or None)
-        exchange = self._conversations.begin(transcript, self._keeping(plan, transcript))
+        keeping = Keeping(is_helper=True) if reply_of is None else self._keeping(plan, transcript)
+        exchange = self._conversations.begin(transcript, keeping)
         exchange.ends_at = ends_at
         try:
             async with aclosing(exchange.stream(**options)) as events:
                 async for event in events:
-                    if event.result is not None and (reply := reply_of(event.result)) is not None:
+                    reply = reply_of(event.result) if reply_of and event.result else None
+                    if reply is not None:
                         exchange.keep(reply)
                         await exchange.kept()
                     yield event

@@ -291,9 +291,13 @@ class ResponseStore:
                 self.later(self._drop(plan.name, making))
 
     async def whole(self, plan: Plan, options: TurnOptions) -> TurnResult:
-        """As :meth:`run`, for its result alone."""
+        """As :meth:`run`, for its result alone: nobody goes on from it."""
         result: TurnResult | None = None
-        async with aclosing(self.run(plan, options, lambda: False)) as events:
+        if plan.base is None and not plan.is_stored:
+            running = self._passing.run(plan, options, _never, None)
+        else:
+            running = self.run(plan, options, _never)
+        async with aclosing(running) as events:
             async for event in events:
                 result = event.result
         if result is None:
@@ -363,3 +367,7 @@ async def _told(work: Coroutine[Any, Any, object]) -> None:
         await work
     except SessionKVError as error:
         _log.warning("what a response left could not be settled: %s", error.message)
+
+
+def _never() -> None:
+    """No reply ends before the model ends it."""
