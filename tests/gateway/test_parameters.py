@@ -68,7 +68,7 @@ def test_all_of_them_arrive(
         expected["stop"] = tuple(fields["stop"])
     if "logit_bias" in fields:
         expected["logit_bias"] = {65: 3.5}
-    wanted = SamplingParams(**expected, max_tokens=1, fit_window=api is MESSAGES)
+    wanted = SamplingParams(**expected, max_tokens=1, fit_window=api is not COMPLETIONS)
     assert replace(seen[-1], seed=wanted.seed) == wanted
     if "seed" in fields:
         assert seen[-1].seed == 7
