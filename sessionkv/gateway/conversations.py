@@ -26,7 +26,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 from sessionkv.client import AsyncClient, StreamEvent
@@ -40,6 +40,7 @@ from sessionkv.errors import (
     SessionNotFound,
 )
 from sessionkv.gateway.early_end import until
+from sessionkv.gateway.keeping import Keeping
 from sessionkv.gateway.place_memory import PlaceMemory
 from sessionkv.gateway.recent import Recent
 from sessionkv.gateway.rewriting import Steady, steady
@@ -56,26 +57,6 @@ MAX_KNOWN = 20_000
 """Names of which it is remembered that they are there: what is not is tried all the same."""
 MAX_TRIES = 4
 """Sessions that are asked for, one after the other, before a conversation counts as new."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """What becomes of an exchange.
-
-    Attributes:
-        is_helper: Nothing is kept: it only serves another conversation (a title, a summary).
-        tier: Where its cache is wanted, None for no wish.
-        ttl_s: How long.
-        label: The client's own name of the conversation; None is how it begins.
-        is_steady: What agents move around in it is put where it costs no cache; None is as the
-            gateway is set.
-    """
-
-    is_helper: bool = False
-    tier: str | None = None
-    ttl_s: float | None = None
-    label: str | None = None
-    is_steady: bool | None = None
 
 
 class Conversations:

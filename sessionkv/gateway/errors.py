@@ -200,8 +200,6 @@ def _renamed(message: str, param: str | None) -> tuple[str, str | None]:
     if param is None or not param.startswith(("sampling.", "tokens")):
         return message, param
     name = param.removeprefix("sampling.").replace("tokens[", "prompt[")
-    if name.startswith("grammar"):
-        return message, "response_format"
     return message.replace(param, name, 1), name
 
 

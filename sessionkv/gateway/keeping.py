@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from sessionkv.gateway.conversations import Keeping
 from sessionkv.gateway.helpers import is_helper
 from sessionkv.gateway.transcript import Transcript
 
@@ -24,9 +23,27 @@ DAY_S = 24 * 3600.0
 STEADY = "x-sessionkv-steady"
 IN_MEMORY_S = 600.0
 """How long ``in_memory`` wants a cache kept: at least the minutes that the hosted API keeps it."""
-
-
 _SESSION = re.compile(r"session_(?:id\"\s*:\s*\")?([0-9a-fA-F]{8}-[0-9a-fA-F-]{27})")
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What becomes of an exchange.
+
+    Attributes:
+        is_helper: Nothing is kept: it only serves another conversation (a title, a summary).
+        tier: Where its cache is wanted, None for no wish.
+        ttl_s: How long.
+        label: The client's own name of the conversation; None is how it begins.
+        is_steady: What agents move around in it is put where it costs no cache; None is as the
+            gateway is set.
+    """
+
+    is_helper: bool = False
+    tier: str | None = None
+    ttl_s: float | None = None
+    label: str | None = None
+    is_steady: bool | None = None
 
 
 class _Asks(Protocol):

@@ -16,7 +16,8 @@ from sessionkv import LimitsConfig
 from sessionkv.client import StreamEvent
 from sessionkv.client.results import SessionPage
 from sessionkv.errors import SessionDamaged, SessionNotFound
-from sessionkv.gateway.conversations import NAMES, RUNNING, Conversations, Keeping
+from sessionkv.gateway.conversations import NAMES, RUNNING, Conversations
+from sessionkv.gateway.keeping import Keeping
 from sessionkv.gateway.transcript import Transcript
 from tests.builders.engine import engine_config
 from tests.builders.gateway import (

@@ -19,9 +19,8 @@ from sessionkv.gateway.anthropic.diagnostics import Fingerprints, fingerprint
 from sessionkv.gateway.anthropic.schema import MessagesRequest
 from sessionkv.gateway.anthropic.usage import usage_map
 from sessionkv.gateway.clients import Caller
-from sessionkv.gateway.conversations import Keeping
 from sessionkv.gateway.helpers import is_helper
-from sessionkv.gateway.keeping import named, says_steady, session_in
+from sessionkv.gateway.keeping import Keeping, named, says_steady, session_in
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
 from sessionkv.gateway.sse import named as framed

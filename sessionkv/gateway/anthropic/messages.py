@@ -15,10 +15,9 @@ from sessionkv.gateway.anthropic.convert import convert
 from sessionkv.gateway.anthropic.diagnostics import Fingerprints
 from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest
 from sessionkv.gateway.clients import Caller
-from sessionkv.gateway.conversations import Keeping
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.helpers import says_helper
-from sessionkv.gateway.keeping import says_steady
+from sessionkv.gateway.keeping import Keeping, says_steady
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import STREAMED, EventStream, named, unless_gone
 

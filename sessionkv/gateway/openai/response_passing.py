@@ -12,9 +12,9 @@ from contextlib import aclosing
 
 from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
-from sessionkv.gateway.conversations import Conversations, Keeping
+from sessionkv.gateway.conversations import Conversations
 from sessionkv.gateway.helpers import is_helper
-from sessionkv.gateway.keeping import named, says_steady
+from sessionkv.gateway.keeping import Keeping, named, says_steady
 from sessionkv.gateway.openai.response_turn import Plan
 from sessionkv.gateway.transcript import Message, Transcript
 

@@ -10,6 +10,7 @@ from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import SessionKVError
 from sessionkv.gateway.errors import Problem
+from sessionkv.gateway.grammars import Demand
 from sessionkv.gateway.openai.cache_diagnostics import compared_to, diagnosis
 from sessionkv.gateway.openai.conversation_store import ConversationStore
 from sessionkv.gateway.openai.response_body import (
@@ -32,6 +33,9 @@ from sessionkv.gateway.replies import ReplyEvent, ReplyParser
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.sse import named
 from sessionkv.types import FinishReason, SamplingParams
+
+FORM = "text.format"
+"""The field of the schema that an answer is held to."""
 
 
 class ResponseRun:
@@ -103,9 +107,11 @@ class ResponseRun:
         plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
         self._writer.namespaces = namespaces_of(self._body.tools or ())
         if plan.messages:
-            async with aclosing(self._run(plan)) as events:
-                async for event in events:
-                    yield event
+            demand = self._body.demand(plan.tools)
+            with demand.naming(FORM):
+                async with aclosing(self._run(plan, demand)) as events:
+                    async for event in events:
+                        yield event
             return
         # A request that says nothing, as clients send it to see who is there.
         self._echo["store"] = False
@@ -113,12 +119,12 @@ class ResponseRun:
             yield first
         yield self._writer.become(self._object("completed", usage=usage_of({}, ())))
 
-    async def _run(self, plan: Plan) -> AsyncGenerator[ResponseEvent, None]:
+    async def _run(self, plan: Plan, demand: Demand) -> AsyncGenerator[ResponseEvent, None]:
         calls = bool(plan.tools) and plan.kept.calls_tools
         parser, writer = self._store.parser(self.id, calls=calls, tools=plan.tools), self._writer
         other = await self._compare()
         options = TurnOptions(
-            sampling=self._sampling(plan),
+            sampling=self._sampling(demand),
             priority=priority_of(self._body),
             progress=True,  # so that the first event comes when the turn is taken
         )
@@ -167,10 +173,10 @@ class ResponseRun:
         rest = parser.end()
         return rest if self._logprobs is None else self._logprobs.told(rest)
 
-    def _sampling(self, plan: Plan) -> SamplingParams:
+    def _sampling(self, demand: Demand) -> SamplingParams:
         """Raises InvalidRequest where a parameter is not allowed."""
         body = self._body
-        grammar = body.demand(plan.tools).grammar(self._store.style)
+        grammar = demand.grammar(self._store.style)
         (sampling,) = sampling_of(
             body,
             max_tokens=body.max_output_tokens,
