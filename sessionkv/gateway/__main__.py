@@ -18,6 +18,8 @@ import logging
 import socket
 import sys
 
+import uvloop
+
 from sessionkv.gateway.server import GatewayServer
 from sessionkv.gateway.settings import GatewaySettings
 
@@ -33,7 +35,8 @@ def main() -> int:
         if not line:
             return 1
         settings = GatewaySettings.from_map(json.loads(line))
-        return 0 if asyncio.run(_serve(settings, link, listener)) else 1
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return 0 if runner.run(_serve(settings, link, listener)) else 1
 
 
 async def _serve(settings: GatewaySettings, link: socket.socket, listener: socket.socket) -> bool:
