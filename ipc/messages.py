@@ -201,6 +201,15 @@ class Fork(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class Rename(Request):
+    """Give a session another name, which its pin keeps. Reply: Result with session info."""
+
+    TYPE: ClassVar[str] = "rename"
+    session: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Rewind(Request):
     """Move the head n turns up. Reply: Result with session info."""
 
@@ -462,6 +471,7 @@ REQUESTS: Mapping[str, type[Request]] = {
         Count,
         Cancel,
         Fork,
+        Rename,
         Rewind,
         Pin,
         Unpin,

@@ -401,6 +401,7 @@ _CHECKS: Mapping[type[m.Request], Mapping[str, Check]] = {
         "name": _session_name,
         "node": _string(1, bounds.MAX_NODE_BYTES),
     },
+    m.Rename: {"session": _session_name, "name": _session_name},
     m.Rewind: {"session": _session_name, "turns": _integer(1, 2**31 - 1)},
     m.Pin: {
         "session": _session_name,
@@ -429,6 +430,7 @@ _REQUIRED: Mapping[type[m.Request], tuple[str, ...]] = {
     m.Pieces: ("tokens",),
     m.Cancel: ("request",),
     m.Fork: ("session", "name"),
+    m.Rename: ("session", "name"),
     m.Rewind: _NAME,
     m.Pin: _NAME,
     m.Unpin: _NAME,

@@ -91,6 +91,23 @@ class TreeHeads(TreeMemory):
         transaction.do(PutHead(new))
         return self._change(transaction, new)
 
+    def rename(self, tenant: str, source: str, name: str, *, now: float) -> Change:
+        """Give the head another name; its pin goes with it. O(1) without a pin.
+
+        Raises:
+            SessionNotFound, InvalidRequest, SessionExists, Overloaded: As named.
+            SessionDamaged: One of the two cannot be read.
+        """
+        head = self.head(tenant, source)
+        check_name("name", name, self._limits.session_name_bytes)
+        self._check_free((tenant, name))
+        self._check_new_name(tenant, "name", name, beside=0 if is_unnamed(source) else -1)
+        renamed = replace(head, name=name, updated_s=now)
+        transaction = Transaction(self._state)
+        transaction.do(PutHead(renamed))  # first: the node is never without a head
+        transaction.do(DeleteHead(tenant, source))
+        return self._change(transaction, renamed)
+
     def branch(self, tenant: str, node_id: int, *, now: float, history: str = "keep") -> Change:
         """New unnamed head on any of the tenant's nodes in memory.
 

@@ -299,6 +299,12 @@ class AsyncSession:
         await self._call(wire.Fork, name=name, node=node)
         return AsyncSession(self._client, name)
 
+    async def rename(self, name: str) -> SessionInfo:
+        """Give the session another name: this handle's from then on; its pin stays."""
+        info = session_info(await self._call(wire.Rename, name=name))
+        self.name = name
+        return info
+
     async def rewind(self, turns: int = 1) -> SessionInfo:
         """Take back so many turns, each with its reply."""
         return session_info(await self._call(wire.Rewind, turns=turns))

@@ -338,6 +338,17 @@ class Session:
         self._call(wire.Fork, name=name, node=node)
         return Session(self._client, name)
 
+    def rename(self, name: str) -> SessionInfo:
+        """Give the session another name: this handle's from then on; its pin stays.
+
+        Raises:
+            SessionExists: The name is taken.
+            SessionBusy: A turn is running.
+        """
+        info = session_info(self._call(wire.Rename, name=name))
+        self.name = name
+        return info
+
     def rewind(self, turns: int = 1) -> SessionInfo:
         """Take back so many turns, each with its reply.
 

@@ -147,10 +147,13 @@ class CallDesk:
             node_id = None if request.node is None else parse_node_id(request.node)
             change = tree.fork(tenant, request.session, request.name, now=wall, node_id=node_id)
             head = (tenant, request.name)
+        elif isinstance(request, wire.Rename):
+            self._require_idle(tenant, request.session)
+            change = tree.rename(tenant, request.session, request.name, now=wall)
+            head = (tenant, request.name)
         elif isinstance(request, wire.Rewind):
             head = (tenant, request.session)
-            if self._turns.is_running(head):
-                raise SessionBusy("a turn of this session is running", session=request.session)
+            self._require_idle(*head)
             change = tree.rewind(tenant, request.session, request.turns, now=wall)
         elif isinstance(request, wire.Pin):
             head = (tenant, request.session)
@@ -168,6 +171,10 @@ class CallDesk:
         else:
             raise InvalidRequest("type", request.TYPE, "a known call")
         self._change(call_id, change, self._describe_head(head))
+
+    def _require_idle(self, tenant: str, session: str) -> None:
+        if self._turns.is_running((tenant, session)):
+            raise SessionBusy("a turn of this session is running", session=session)
 
     def _close(self, call_id: int, head: HeadId, request: wire.Close, now: float) -> None:
         if request.keep or not self._tree.is_damaged(head):

@@ -145,17 +145,14 @@ class Conversations:
     ) -> None:
         """Give a session whose turn is committed its name; one transaction of the journal.
 
-        What else is to be done is begun and not waited for: the old name goes, and where the
-        session is pinned, the one that it continues, ``after``, is not any more: a conversation
-        has one pin, however many turns.
+        What else is to be done is begun and not waited for: where the session is pinned, the one
+        that it continues, ``after``, is not any more: a conversation has one pin, however many
+        turns.
 
         Raises:
             ConnectionLost: The engine is gone, perhaps without having named it.
         """
-        naming = asyncio.ensure_future(self._fork(running, name))
-        await asyncio.sleep(0)  # its request goes out first: the turn is never without a name
-        self.later(self._delete(running))
-        if await naming:
+        if await self._rename(running, name):
             self.later(self._pin(name, keeping, after))
 
     async def _pin(self, name: str, keeping: Keeping, after: str | None) -> None:
@@ -172,18 +169,19 @@ class Conversations:
         except SessionKVError as error:
             _log.warning("a conversation's cache could not be pinned: %s", error.message)
 
-    async def _fork(self, running: str, name: str) -> bool:
+    async def _rename(self, running: str, name: str) -> bool:
         """Whether there is a session of that name now; ConnectionLost where nobody can say."""
         try:
-            await self.client.session(running).fork(name)
+            await self.client.session(running).rename(name)
         except SessionExists:  # the same was asked and answered before
-            pass
+            self.later(self._delete(running))
         except ConnectionLost:
             self.forget(name)
             raise
         except SessionKVError as error:
             self.forget(name)
             _log.warning("a conversation could not be kept: %s", error.message)
+            self.later(self._delete(running))
             return False
         return True
 

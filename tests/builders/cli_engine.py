@@ -74,6 +74,9 @@ class ScriptedEngine:
             case wire.Fork():
                 self.sessions[request.name] = {"texts": list(self._texts(request.session))}
                 return self._info(request.name)
+            case wire.Rename():
+                self.sessions[request.name] = self.sessions.pop(request.session)
+                return self._info(request.name)
             case wire.Rewind():
                 del self._texts(request.session)[-request.turns :]
             case wire.Pin():

@@ -316,6 +316,37 @@ def test_fork_shares_the_past_and_nothing_else(door: Door) -> None:
     assert fork.info().turns == 2
 
 
+def test_rename_keeps_everything_but_the_name(door: Door) -> None:
+    session = door.client.open("a")
+    session.turn(tokens=tokens(9), sampling=GREEDY)
+    session.pin(tier="device")
+    door.client.open("taken")
+    with pytest.raises(SessionExists):
+        session.rename("taken")
+    before, log = session.info(), door.log("a")
+    named = session.rename("b")
+    assert (session.name, named.name) == ("b", "b")
+    assert (named.node, named.turns, named.pin) == (before.node, before.turns, before.pin)
+    with pytest.raises(SessionNotFound):
+        door.client.session("a").info()
+    answer = session.turn(tokens=[1], sampling=GREEDY)
+    assert list(answer.tokens) == oracle([*log, 1])
+    assert answer.cache.computed_tokens == 2  # the last token of a reply has no KV yet
+    door.client.open("a")  # the name is free
+
+
+def test_rename_while_a_turn_runs_is_refused(held: Door, hold: Hold) -> None:
+    session = held.client.open("a")
+    stream = session.stream("x", sampling=greedy(None))
+    next(stream)
+    with pytest.raises(SessionBusy):
+        session.rename("b")
+    assert session.name == "a"
+    hold.release()
+    stream.cancel()
+    assert session.rename("b").turns == 0
+
+
 def test_fork_while_a_turn_runs_is_on_the_last_completed_one(held: Door, hold: Hold) -> None:
     session = held.client.open("a")
     running = Later(lambda: session.turn(tokens=tokens(5), sampling=ON_AND_ON))

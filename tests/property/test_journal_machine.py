@@ -68,6 +68,12 @@ class JournalMachine(RuleBasedStateMachine):
         if source is not None:
             self.commit(lambda: self.s.tree.fork(TENANT, source, target, now=self.now))
 
+    @rule(data=st.data(), name=NAMES)
+    def rename(self, data: st.DataObject, name: str) -> None:
+        source = self.pick(data)
+        if source is not None:
+            self.commit(lambda: self.s.tree.rename(TENANT, source, name, now=self.now))
+
     @rule(data=st.data(), what=st.sampled_from(["delete", "rewind", "pin", "unpin"]))
     def change(self, data: st.DataObject, what: str) -> None:
         name = self.pick(data)

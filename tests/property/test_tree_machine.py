@@ -167,6 +167,31 @@ class TreeMachine(RuleBasedStateMachine):
         self.used[change.head.name] = now
 
     @precondition(some_session)
+    @rule(name=NAMES, data=st.data())
+    def rename(self, name: str, data: st.DataObject) -> None:
+        source = self.pick(data)
+        now = self.tick()
+        self.s.look_up(name)
+
+        def make():
+            return self.s.tree.rename(TENANT, source, name, now=now)
+
+        if name in self.turns:
+            with pytest.raises(SessionExists):
+                make()
+            return
+        if len(self.named()) - (source in self.named()) == 4:
+            with pytest.raises(Overloaded):
+                make()
+            return
+        self.done(data, make)
+        self.turns[name] = self.turns.pop(source)
+        self.used[name] = now
+        del self.used[source]
+        if source in self.pins:
+            self.pins[name] = self.pins.pop(source)
+
+    @precondition(some_session)
     @rule(data=st.data(), turns=st.integers(1, 4))
     def rewind(self, data: st.DataObject, turns: int) -> None:
         name = self.pick(data)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from sessionkv.cache.turns import NewNode, Opening, format_node_id, parse_node_id
@@ -202,6 +204,45 @@ def test_fork_is_one_head_and_frees_or_copies_nothing():
     assert kinds(change) == [PutHead]
     assert (change.head.node_id, change.head.history, change.head.pin_tier) == (2, "follow", "")
     assert s.tokens("b") == s.tokens("a")
+
+
+def test_rename_is_one_transaction_that_keeps_all_but_the_name():
+    s = Sessions()
+    s.open("a", history="follow")
+    s.turn("a", range(10))
+    s.commit(s.tree.pin(TENANT, "a", tier="host", now=2.0))
+    before, owned = s.tree.head(TENANT, "a"), s.tree.session_keys(TENANT, "a")
+    change = s.commit(s.tree.rename(TENANT, "a", "b", now=3.0))
+    assert kinds(change) == [PutHead, DeleteHead]
+    assert (change.freed_node_ids, change.freed_keys) == ((), ())
+    assert change.head == replace(before, name="b", updated_s=3.0)
+    assert s.tree.session_keys(TENANT, "b") == owned
+    with pytest.raises(SessionNotFound):
+        s.tree.head(TENANT, "a")
+    assert s.tree.num_sessions == 1
+
+
+def test_rename_refusals_move_nothing_and_names_that_run_out_count_apart():
+    s = Sessions(LimitsConfig(sessions=2))
+    s.open("a")
+    s.open("b")
+    before = snapshot(s.tree)
+    for source, name, error in (
+        ("a", "b", SessionExists),
+        ("a", "a", SessionExists),
+        ("nope", "c", SessionNotFound),
+        ("a", "", InvalidRequest),
+        ("a", "~n-c", InvalidRequest),
+    ):
+        with pytest.raises(error):
+            s.tree.rename(TENANT, source, name, now=3.0)
+    assert snapshot(s.tree) == before
+    s.commit(s.tree.rename(TENANT, "a", "c", now=3.0))  # as many as may be, and none more
+    s.commit(s.tree.rename(TENANT, "c", "~c", now=4.0))
+    assert (s.tree.num_sessions, s.tree.num_unnamed) == (1, 1)
+    s.open("d")
+    with pytest.raises(Overloaded):
+        s.tree.rename(TENANT, "~c", "c", now=5.0)
 
 
 def test_fork_from_an_earlier_turn():

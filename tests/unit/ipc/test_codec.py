@@ -39,6 +39,7 @@ REQUESTS = [
     m.Generate(7, tokens=(1,), sampling=SamplingParams(logit_bias={5: -1.5}, seed=2**64 - 1)),
     m.Cancel(8, request=3, keep=True),
     m.Fork(9, session="a", name="b", node="12"),
+    m.Rename(9, session="a", name="b"),
     m.Rewind(10, session="a", turns=2),
     m.Pin(11, session="a", tier="disk", ttl_s=60.0, priority=1),
     m.Unpin(12, session="a"),
