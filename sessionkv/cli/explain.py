@@ -97,8 +97,12 @@ def _session(client: Client, target: str) -> Session:
         return client.session(target)
     from sessionkv.client.portable import session_path
 
-    for info in client.sessions():
-        if f"n-{target[2:]}" == info.node or int(target[2:]) in session_path(client, info.name):
+    sessions = [*client.sessions(), *client.sessions("~")]  # also those that HTTP makes
+    by_head = {info.node: info.name for info in sessions}
+    if target in by_head:
+        return client.session(by_head[target])
+    for info in sessions:
+        if int(target[2:]) in session_path(client, info.name):
             return client.session(info.name)
     raise SessionNotFound(f"no session has the turn {target}")
 

@@ -6,12 +6,13 @@ Where the model thinks before it answers, its thoughts may come first.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
+from sessionkv.gateway.errors import refused
 from sessionkv.gateway.replies.xml_call import kinds_of
 from sessionkv.types.grammars import Grammar
 from sessionkv.types.reply_style import ReplyStyle
@@ -69,6 +70,17 @@ class Demand:
             found, allowed = error.details["value"], error.details["allowed"]
             message = error.message.replace(field, name, 1)
             raise InvalidRequest(name, found, allowed, message=message) from None
+
+
+def check_calls(tools: Sized, style: ReplyStyle) -> None:
+    """See whether a model can be given tools.
+
+    Raises:
+        InvalidRequest: Its template writes no calls that are understood here.
+    """
+    if len(tools) and style.tool_calls is None:
+        why = "the model's chat template has no tool calls that are understood here"
+        raise refused("tools", len(tools), why)
 
 
 ANY_JSON = Demand(schema=_ANY_OBJECT)

@@ -8,7 +8,7 @@ from typing import Any
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest, ToolChoice
 from sessionkv.gateway.errors import refused
-from sessionkv.gateway.grammars import Demand
+from sessionkv.gateway.grammars import Demand, check_calls
 from sessionkv.gateway.replies import ReplyStyle
 from sessionkv.types import SamplingParams, utf8_bytes
 from sessionkv.types.grammars import Grammar
@@ -42,9 +42,7 @@ def check_answer(body: MessagesRequest, style: ReplyStyle) -> None:
     Raises:
         InvalidRequest: Naming the parameter.
     """
-    if body.tools and style.tool_calls is None:
-        why = "the model's chat template has no tool calls that are understood here"
-        raise refused("tools", f"{len(body.tools)} tools", why)
+    check_calls(body.tools or (), style)
     if body.tool_choice is not None:
         _check_choice(body.tool_choice, [tool.name for tool in body.tools or ()])
     if body.messages[-1].role == "assistant":

@@ -13,8 +13,7 @@ from sessionkv.client import StreamEvent
 from sessionkv.client.options import TurnOptions
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.conversations import Exchange
-from sessionkv.gateway.errors import refused
-from sessionkv.gateway.grammars import Demand
+from sessionkv.gateway.grammars import Demand, check_calls
 from sessionkv.gateway.keeping import keeping_of
 from sessionkv.gateway.openai.answers import Answers, Choice, Names, Part
 from sessionkv.gateway.openai.chat_message import ChatReply
@@ -39,10 +38,9 @@ def router(services: Services) -> APIRouter:
         served = await services.model()
         served.require(body.model)
         body.check()
+        check_calls(body.tools or (), served.reply_style)
         demand = body.demand()
         grammar = demand.grammar(served.reply_style)
-        if demand.tools and demand.schema is None and grammar is None:
-            raise refused("tool_choice", "required", "this model's template writes no calls")
         with demand.naming(FORM):
             wanted = sampling_of(
                 body,

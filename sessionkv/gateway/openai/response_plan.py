@@ -16,7 +16,7 @@ from sessionkv.errors import (
     ItemNotFound,
     ResponseNotFound,
 )
-from sessionkv.gateway.errors import refused
+from sessionkv.gateway.grammars import check_calls
 from sessionkv.gateway.openai.response_body import KeptResponse, SystemPart, join_system
 from sessionkv.gateway.openai.response_ids import place_of, session_of
 from sessionkv.gateway.openai.response_items import to_messages, to_tools
@@ -49,8 +49,7 @@ async def plan_of(
     """
     items = await resolved(store, body.items)
     tools = to_tools(body.tools or ())
-    if tools and not store.reads_calls:
-        raise refused("tools", len(tools), "the model's template has no tool calls")
+    check_calls(tools, store.style)
     if standing is None:
         standing = await _previous(store, body.previous_response_id)
         if standing.last is None:

@@ -209,11 +209,6 @@ class ResponseStore:
         calls_once = kept is not None and kept.calls_once
         return output_of(owner, pieces, is_cut=is_cut, calls_once=calls_once)
 
-    @property
-    def reads_calls(self) -> bool:
-        """Whether the model writes calls that can be told from text."""
-        return self.style.tool_calls is not None
-
     def parser(
         self, owner: str, *, calls: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> ReplyParser:
