@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -14,6 +15,9 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from sessionkv.cli import output
+
+MOST_KEPT = 1_000
+"""Messages in the file of earlier ones; it is cut to so many when a chat begins."""
 
 
 def typed_lines(prompt: Callable[[], str], history: Path | None) -> Iterator[str]:
@@ -59,12 +63,28 @@ def _history(path: Path | None) -> History:
         return InMemoryHistory()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        path.chmod(0o600)
+        _cut(path)
     except OSError as error:
         _not_kept(error)
         return InMemoryHistory()
     return _ForgivingHistory(path)
+
+
+def _cut(path: Path) -> None:
+    """Leave the last messages, for their user alone; the file is there afterwards."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    path.chmod(0o600)
+    latest = list(islice(FileHistory(path).load_history_strings(), MOST_KEPT + 1))
+    if len(latest) <= MOST_KEPT:
+        return
+    shorter = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        os.close(os.open(shorter, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        for text in reversed(latest[:MOST_KEPT]):
+            FileHistory(shorter).store_string(text)
+        shorter.replace(path)
+    finally:
+        shorter.unlink(missing_ok=True)
 
 
 class _ForgivingHistory(FileHistory):

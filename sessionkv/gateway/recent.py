@@ -6,6 +6,7 @@ Rests on memory, so after a restart less is known, and what is not known is no c
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +32,14 @@ class Known:
     Attributes:
         name: Its session.
         root: Digest of its system prompt and tools.
-        label: The client's name of the conversation, or how it begins.
+        label: Digest of the client's name of the conversation, or of how it begins.
         digests: Of its conversation up to each message, the answer included.
         answers: Its answers by themselves.
     """
 
     name: str
     root: str
-    label: str
+    label: bytes
     digests: tuple[str, ...]
     answers: frozenset[bytes]
 
@@ -55,7 +56,7 @@ class Recent:
 
     def __init__(self) -> None:
         """Know of none."""
-        self._labels: OrderedDict[str, Known] = OrderedDict()
+        self._labels: OrderedDict[bytes, Known] = OrderedDict()
         self._answers: OrderedDict[bytes, Known] = OrderedDict()
 
     def put(self, name: str, transcript: Transcript, reply: Message, label: str | None) -> None:
@@ -65,7 +66,7 @@ class Recent:
         known = Known(
             name,
             transcript.root,
-            label or transcript.opening,
+            _label(transcript, label),
             (*transcript.all_digests(), digest),
             frozenset(answers),
         )
@@ -83,7 +84,7 @@ class Recent:
         answers = _answers(transcript)
         known = self._answered(transcript, label, answers)
         if known is None:
-            known = self._labels.get(label or transcript.opening)
+            known = self._labels.get(_label(transcript, label))
             if known is not None and not answers:
                 known = known if label and known.root == transcript.root else None
         return known if known is not None and known.parted_from(transcript) else None
@@ -97,7 +98,7 @@ class Recent:
             known = self._answers.get(said.digest)
             if known is None:
                 continue
-            if known.label == (label or transcript.opening):
+            if known.label == _label(transcript, label):
                 return known
             if sum(item.size for item in answers if item.digest in known.answers) >= _SURE_BYTES:
                 return known
@@ -105,6 +106,11 @@ class Recent:
             if not tries:
                 break
         return None
+
+
+def _label(transcript: Transcript, label: str | None) -> bytes:
+    """Of a fixed size: a conversation may begin with a whole file."""
+    return hashlib.sha256((label or transcript.opening).encode()).digest()
 
 
 def _answers(transcript: Transcript) -> list[Said]:

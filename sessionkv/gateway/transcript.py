@@ -83,6 +83,7 @@ class Transcript:
         if miss.part != "message" or miss.message is None:
             return miss
         index = miss.message + max(0, self.num_system - 1) if miss.message else 0
+        index = min(index, len(self.messages) - 1)  # a shorter request ends where it differs
         return replace(miss, message=index, part=self.field(index))
 
     def field(self, index: int) -> str:

@@ -52,10 +52,10 @@ def test_answers_that_cannot_all_be_computed_are_given_up_together(path: str) ->
 
 
 class Slow(Hold):
-    """Goes on for half a minute at least with what is held."""
+    """Goes on for two minutes at least with what is held."""
 
     def gate(self, plan: StepPlan) -> None:
-        self._released.wait(0.02)
+        self._released.wait(0.1)
 
 
 @pytest.fixture(scope="module")

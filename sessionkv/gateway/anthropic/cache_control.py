@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sessionkv.errors import InvalidRequest
-from sessionkv.gateway.anthropic.schema import Block, CacheControl, CountRequest
+from sessionkv.gateway.anthropic.schema import Block, CacheControl, CountTokensRequest
 
 MOST = 4
 """Breakpoints of a request."""
 TTL_S = {"5m": 300.0, "1h": 3600.0}
 
 
-def longest_ttl(body: CountRequest) -> str | None:
+def longest_ttl(body: CountTokensRequest) -> str | None:
     """The longest time that a breakpoint asks for; None where there is none.
 
     Raises:
@@ -34,7 +34,7 @@ def longest_ttl(body: CountRequest) -> str | None:
     return max(ttls, key=TTL_S.__getitem__, default=None)
 
 
-def _breakpoints(body: CountRequest) -> Iterator[tuple[str, CacheControl]]:
+def _breakpoints(body: CountTokensRequest) -> Iterator[tuple[str, CacheControl]]:
     """All of them in the order of the prompt, with their fields."""
     for i, tool in enumerate(body.tools or ()):
         if tool.cache_control is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
-from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest, ToolChoice
+from sessionkv.gateway.anthropic.schema import CountTokensRequest, MessagesRequest, ToolChoice
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.grammars import Demand, check_calls
 from sessionkv.gateway.replies import ReplyStyle
@@ -21,7 +21,7 @@ _REFUSED = {
 }
 
 
-def check_prompt(body: CountRequest) -> None:
+def check_prompt(body: CountTokensRequest) -> None:
     """Refuse what no prompt may ask for.
 
     Raises:

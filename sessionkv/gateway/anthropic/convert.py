@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sessionkv.errors import InvalidRequest
-from sessionkv.gateway.anthropic.schema import Block, CountRequest
+from sessionkv.gateway.anthropic.schema import Block, CountTokensRequest
 from sessionkv.gateway.anthropic.tools import Tools, check_json, read_tools, result_text
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.transcript import Message, Transcript
@@ -52,7 +52,7 @@ class Converted:
         return InvalidRequest(origin, error.details.get("value"), allowed)
 
 
-def convert(body: CountRequest) -> Converted:
+def convert(body: CountTokensRequest) -> Converted:
     """Read a request's conversation.
 
     Raises:
@@ -88,7 +88,7 @@ def assistant_message(blocks: Iterable[Mapping[str, Any]]) -> Message:
     return builder.messages[0]
 
 
-def _system(body: CountRequest) -> tuple[str | None, bool]:
+def _system(body: CountTokensRequest) -> tuple[str | None, bool]:
     """The system prompt, and whether a line was taken out of it."""
     if body.system is None:
         return None, False

@@ -13,7 +13,7 @@ from sessionkv.gateway.anthropic.asked import Asked
 from sessionkv.gateway.anthropic.checks import check_answer, check_prompt
 from sessionkv.gateway.anthropic.convert import convert
 from sessionkv.gateway.anthropic.diagnostics import Fingerprints
-from sessionkv.gateway.anthropic.schema import CountRequest, MessagesRequest
+from sessionkv.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.helpers import says_helper
@@ -50,7 +50,7 @@ def router(services: Services) -> APIRouter:
         return response
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
-    async def count_tokens(body: CountRequest, request: Request) -> Response:
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens its prompt has: the number that an answer's usage would have now."""
         served = await services.model()
         served.require(body.model)

@@ -112,7 +112,7 @@ class Diagnostics(Body):
     previous_message_id: str | None = None
 
 
-class CountRequest(Body):
+class CountTokensRequest(Body):
     """What makes up a prompt; body of a request to count its tokens."""
 
     model: str = Field(description="Name of the served model.")
@@ -129,7 +129,7 @@ class CountRequest(Body):
     mcp_servers: Any = Field(None, description="Refused.")
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountTokensRequest):
     """Body of a request for an answer."""
 
     max_tokens: Annotated[int, Field(ge=1)] = Field(

@@ -7,6 +7,7 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from sessionkv.cli import typed_lines as module
 from sessionkv.cli.typed_lines import typed_lines
 
 CTRL_C, CTRL_D, ALT = "\x03", "\x04", "\x1b"
@@ -37,6 +38,16 @@ def test_what_was_typed_is_kept_for_the_next_chat_and_for_no_other_user(tmp_path
     assert history.stat().st_mode & 0o777 == 0o600
     assert typed(f"three\r{CTRL_D}", history) == ["three"]
     assert list(FileHistory(history).load_history_strings()) == ["three", "two", "one"]
+
+
+def test_the_last_messages_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    history = tmp_path / "history"
+    monkeypatch.setattr(module, "MOST_KEPT", 3)
+    assert typed("".join(f"{i}\nmore\r" for i in range(5)) + CTRL_D, history)
+    typed(f"new\r{CTRL_D}", history)
+    assert list(FileHistory(history).load_history_strings()) == ["new", "more", "4", "more"]
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["history"]
 
 
 def test_a_file_that_cannot_be_written_is_said_and_costs_no_message(
