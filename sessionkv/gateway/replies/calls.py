@@ -258,7 +258,8 @@ class CallFinder:
         reader = self._reader
         size = reader.push_plain(text, at)
         if size and reader.has_begun and not reader.is_complete:
-            events.append(CallArguments(self.begun - 1, reader.take()))
+            if arguments := reader.take():
+                events.append(CallArguments(self.begun - 1, arguments))
         elif size:
             self._held += text[at : at + size]
         return size

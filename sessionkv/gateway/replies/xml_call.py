@@ -19,6 +19,7 @@ belongs to the tags. To be used as :class:`~sessionkv.gateway.replies.call_reade
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ from sessionkv.gateway.replies.json_scan import NotJson
 _FUNCTION, _PARAMETER, _END = "<function=", "<parameter=", "</function>"
 _CLOSER = "</parameter>"
 _MAX_NAME_CHARS = 512
+_PLAIN = re.compile(r"[^<\n]+")
+"""No character of it begins the end of a value."""
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 """As JSON writes them, and as templates write Python's."""
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -52,8 +55,8 @@ class XmlCallReader:
     """
 
     __slots__ = (
-        "_is_first", "_keys", "_kinds", "_parts", "_schemas", "_tag", "_value", "is_complete",
-        "name",
+        "_is_first", "_keys", "_kinds", "_parts", "_schemas", "_tag", "_value", "_whole",
+        "is_complete", "name",
     )  # fmt: skip
 
     def __init__(self, schemas: Schemas) -> None:
@@ -64,7 +67,8 @@ class XmlCallReader:
         self._parts: list[str] = []  # of the arguments, not yet taken
         self._tag = ""  # as far as it has come, between values
         self._keys: set[str] = set()
-        self._value: str | None = None  # what was not told of it; None between values
+        self._value: str | None = None  # what may be its end already; None between values
+        self._whole: list[str] = []  # of a value that is told when whole
         self._is_first = False  # nothing of the value has come
         self._kinds: frozenset[str] = frozenset()  # of a value that is told when whole; else text
 
@@ -85,8 +89,12 @@ class XmlCallReader:
         return text
 
     def push_plain(self, text: str, at: int) -> int:
-        """Nothing is plain here before it has been looked at."""
-        return 0
+        """Take what cannot be a value's end, at once; returns how much, 0 elsewhere."""
+        match = _PLAIN.match(text, at) if self._value == "" and not self._is_first else None
+        if match is None:
+            return 0
+        self._tell(match[0])
+        return len(match[0])
 
     def push(self, char: str) -> None:
         """Take the next character.
@@ -133,15 +141,20 @@ class XmlCallReader:
             return
         value = (self._value or "") + char
         if value.endswith(_CLOSER):
-            whole = value.removesuffix(_CLOSER).removesuffix("\n")
-            self._parts.append(_json(whole, self._kinds) if self._kinds else f'{_escaped(whole)}"')
+            self._tell(value.removesuffix(_CLOSER).removesuffix("\n"))
+            self._parts.append(_json("".join(self._whole), self._kinds) if self._kinds else '"')
             self._value = None
+            self._whole.clear()
             return
-        if not self._kinds:
-            held = max(longest_start(value, _CLOSER), longest_start(value, "\n" + _CLOSER))
-            told, value = value[: len(value) - held], value[len(value) - held :]
-            self._parts.append(_escaped(told))
-        self._value = value
+        held = max(longest_start(value, _CLOSER), longest_start(value, "\n" + _CLOSER))
+        self._tell(value[: len(value) - held])
+        self._value = value[len(value) - held :]
+
+    def _tell(self, text: str) -> None:
+        if self._kinds:
+            self._whole.append(text)
+        else:
+            self._parts.append(_escaped(text))
 
 
 def _may_be(tag: str, mark: str) -> bool:
