@@ -27,7 +27,7 @@ PROMPT = (
     f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
-COUNT = 32
+COUNT = 12
 END = 2
 
 

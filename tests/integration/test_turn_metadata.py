@@ -125,9 +125,12 @@ def test_imported_metadata_that_no_reply_can_carry_is_refused(beside: str) -> No
 def test_another_tenant_has_no_such_session(tmp_path: Path) -> None:
     with tenants(tmp_path, engine_config(blocks=128), access=access()) as (_, alice, bob):
         turn = alice.open("a").turn("one", sampling=SHORT, metadata=KEPT)
-        bob.open("b").turn("two", sampling=SHORT)
+        more = alice.session("a").turn("more", sampling=SHORT)
+        own = bob.open("b").turn("two", sampling=SHORT)
         with pytest.raises(SessionNotFound):
             bob.session("a").node()
         with pytest.raises(NodeNotFound):
-            bob.session("b").node(turn.node)
+            bob.session("b").node(more.node)
+        assert own.node == turn.node  # ids count a tenant's own turns
+        assert bob.session("b").node(own.node).metadata == {}
         assert alice.session("a").node(turn.node).metadata == KEPT
