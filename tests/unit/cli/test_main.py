@@ -98,6 +98,32 @@ def test_interrupt_exits_130(command: types.ModuleType) -> None:
     assert main(["stats"]) == 130
 
 
+@pytest.mark.parametrize("module", ["argparse", "sessionkv.cli.parser", "sessionkv.cli.doctor"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "import runpy; runpy.run_module('sessionkv', run_name='__main__')",
+        "from sessionkv.cli.main import main; sys.exit(main())",  # as the installed script does
+    ],
+)
+def test_interrupt_while_modules_are_imported_exits_130_without_a_traceback(
+    entry: str, module: str
+) -> None:
+    script = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        f"sys.argv = ['sessionkv', 'doctor']\n{entry}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize(
     "write", ["sys.stdout.write('x' * 100 + chr(10))", "output.stdout().print('x' * 100)"]
 )
