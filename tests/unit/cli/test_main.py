@@ -41,6 +41,41 @@ def test_wrong_usage_exits_2(argv: list[str]) -> None:
     assert ended.value.code == 2
 
 
+NUMBER, WHOLE = "a number, such as 0.5", "a whole number, such as 3"
+TIME = "seconds, or a number and one of s, m, h, d, w, as in 30m or 2d"
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag", "value", "allowed"),
+    [
+        (["chat"], "--temperature", "warm", NUMBER),
+        (["chat"], "--temperature", "nan", NUMBER),
+        (["chat"], "--max-tokens", "1.5", WHOLE),
+        (["chat"], "--seed", "x", WHOLE),
+        (["stats"], "--watch", "often", NUMBER),
+        (["top"], "--interval", "inf", NUMBER),
+        (["top"], "--sessions", "all", WHOLE),
+        (["explain", "trip"], "--turn", "n-1", WHOLE),
+        (["explain", "trip"], "--last", "", WHOLE),
+        (["keys", "add", "a"], "--turns", "few", WHOLE),
+        (["sessions", "pin", "trip"], "--priority", "high", WHOLE),
+        (["sessions", "pin", "trip"], "--ttl", "1y", TIME),
+        (["sessions", "pin", "trip"], "--ttl", "", TIME),
+        (["sessions", "pin", "trip"], "--ttl", "9" * 400, TIME),
+    ],
+)
+def test_what_is_no_number_is_said_in_words(
+    argv: list[str], flag: str, value: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*argv, flag, value])
+    assert ended.value.code == 2
+    shown = value if len(value) <= 40 else f"{value[:40]}..."
+    last = capsys.readouterr().err.splitlines()[-1]
+    words = f"argument {flag}: {shown!r} is not allowed; allowed: {allowed}"
+    assert last.endswith(f" error: {words}")
+
+
 def test_result_is_exit_code(command: types.ModuleType) -> None:
     command.run = lambda _args: 1
     assert main(["stats"]) == 1
