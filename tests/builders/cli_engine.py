@@ -95,6 +95,9 @@ class ScriptedEngine:
                 return {"closed": True}
             case wire.Stats():
                 return self.stats
+            case wire.Info() if request.history:
+                messages = self.sessions[request.session].get("messages", [])
+                return self._info(request.session) | {"messages": messages}
             case _:
                 pass
         return self._info(request.session) if hasattr(request, "session") else None
