@@ -56,6 +56,16 @@ def test_ls_says_how_many_it_leaves_out(
         assert capsys.readouterr().err == ""
 
 
+def test_tree_says_what_it_leaves_out_too(
+    engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.sessions = {"~http:chat:1": {"texts": ["x"]}}
+    assert main(["sessions", "tree"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("and 1 conversation without a name of its own")
+
+
 def test_show_json_has_everything(
     engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
