@@ -66,7 +66,10 @@ def socket_path(endpoint: str) -> Path:
     scheme, _, rest = endpoint.partition("://")
     if scheme == "tcp":
         raise ConfigError(
-            "endpoint", endpoint, "ipc://PATH (tcp is not offered yet: it needs keys)"
+            "endpoint",
+            endpoint,
+            "ipc://PATH: an engine listens on Unix sockets only; for other machines there is "
+            "`sessionkv serve --http`",
         )
     if scheme != "ipc" or not rest.startswith("/") or "\0" in rest:
         raise ConfigError("endpoint", endpoint, "ipc:// followed by an absolute path")

@@ -181,7 +181,10 @@ class HttpConfig:
         """
         if not (self.is_loopback or has_keys):
             raise ConfigError(
-                "--http", self.host, "an address of this machine alone, or --keys FILE as well"
+                "--http",
+                self.host,
+                "without keys only 127.0.0.1, ::1 or localhost; for other addresses make a key "
+                "with `sessionkv keys add NAME`, then serve with --keys FILE",
             )
 
     @classmethod

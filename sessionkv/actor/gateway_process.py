@@ -7,6 +7,7 @@ back, and its end, which ends the gateway. Core's process imports nothing of it.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import socket
@@ -54,7 +55,10 @@ class GatewayProcess:
             self._theirs.close()
             where = f"{config.host}:{config.port}"
             message = f"HTTP cannot be served at {where} ({error.strerror or error})"
-            raise EngineStartFailed(message, host=config.host, port=config.port) from None
+            code = errno.errorcode.get(error.errno or 0)
+            raise EngineStartFailed(
+                message, host=config.host, port=config.port, errno=code
+            ) from None
         host, port = self._listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from sessionkv.cli import output
-from sessionkv.cli.chat_commands import HELP, ChatQuit, Commands
+from sessionkv.cli.chat_commands import BANNER, ChatQuit, Commands
 from sessionkv.cli.connect import connect
 from sessionkv.cli.settings import ENGINE_FLAGS, config_from
 from sessionkv.cli.usage import WrongUsage
@@ -101,7 +101,8 @@ class Chat:
         self._at_line_start = True
         self._out = output.stdout()
         self._remarks = self._out if self._out.is_terminal else output.stderr()
-        self.commands = Commands(client, self._remarks)
+        self._is_interactive = sys.stdin.isatty() and self._out.is_terminal
+        self.commands = Commands(client, self._remarks, recalls=self._is_interactive)
 
     def loop(self) -> bool:
         """Answer line after line; False when one failed that nobody typed.
@@ -109,10 +110,10 @@ class Chat:
         Errors of one line are shown, and the next one is read.
         """
         all_well = True
-        interactive = sys.stdin.isatty() and self._out.is_terminal
+        interactive = self._is_interactive
         lines = self._typed_lines() if interactive else iter(sys.stdin)
         if interactive:
-            self._remarks.print(HELP, style="dim")
+            self._remarks.print(BANNER, style="dim")
         for line in lines:
             text = line.strip()
             if not text:

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sessionkv.cli import output
+from sessionkv.cli.chat_history import history_lines, last_exchange
 from sessionkv.cli.sessions import TIERS, print_info, sessions_table
 from sessionkv.cli.usage import WrongUsage
 from sessionkv.errors import InvalidRequest, SessionKVError, SessionNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sessionkv.client import Client, Session
 
+BANNER = "/help lists the commands"
 HELP = """\
 /info            this session: turns, tokens, bytes in each tier
+/history         what was said in this session
 /fork NAME       go on under another name; this conversation stays as it is
 /rewind [N]      take the last N turns back (1)
 /pin [TIER]      keep its KV in device, host or disk as long as possible (host)
@@ -35,8 +40,10 @@ class ChatQuit(Exception):
 class Commands:
     """Runs one command at a time on the current session."""
 
-    def __init__(self, client: Client, console: Console) -> None:
+    def __init__(self, client: Client, console: Console, *, recalls: bool = False) -> None:
+        """Work on ``console``; ``recalls`` shows the last exchange of a session that is resumed."""
         self._client = client
+        self._recalls = recalls
         self._console = console
         self._session: Session | None = None
         self._is_made_here = False
@@ -59,9 +66,11 @@ class Commands:
         self.leave()
         self._is_made_here = not self._exists(name)
         self._session = self._client.open(name, system=system)
-        turns = self._session.info().turns
-        if turns:
-            self._say(f"resumed {output.one_line(name)} after {output.count(turns, 'turn')}")
+        info = self._session.info(history=self._recalls)
+        if info.turns:
+            self._say(f"resumed {output.one_line(name)} after {output.count(info.turns, 'turn')}")
+            if self._recalls:
+                self._say_lines(last_exchange(info.messages))
         elif say_new:
             self._say(f"new session {output.one_line(name)}")
 
@@ -98,6 +107,8 @@ class Commands:
                 raise ChatQuit
             case "info":
                 print_info(self._console, self.session.info())
+            case "history":
+                self._say_lines(history_lines(self.session.info(history=True).messages))
             case "fork":
                 forked = self.session.fork(_required(argument, "/fork NAME"))
                 self.leave()
@@ -121,6 +132,10 @@ class Commands:
                 self.switch(_required(argument, "/switch NAME"), say_new=True)
             case _:
                 self._say(f"no command /{output.one_line(command)}; /help lists them")
+
+    def _say_lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._say(line)
 
     def _say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False)

@@ -52,6 +52,10 @@ def hint_for(error: SessionKVError, *, module: str = "") -> str | None:
             "Start it again with `sessionkv serve`; the conversation goes on from its last "
             "completed turn."
         )
+    if error.code == "engine_start_failed" and "port" in error.details:
+        if error.details.get("errno") in ("EADDRINUSE", "EACCES"):
+            return "Choose another port, or 0 for a free one: --http HOST:PORT."
+        return "Name an address of this machine, such as 127.0.0.1: --http HOST:PORT."
     if "starting_pid" in error.details:
         return "Try again when it is ready; loading a model takes a while."
     return _HINTS.get(error.code)

@@ -1,27 +1,16 @@
-"""Entry point of the command line: parses, runs one command, turns errors into one line.
+"""Entry point of the command line: Ctrl-C ends it quietly, from its first moments on.
 
-Exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted,
-143 ``serve`` terminated before it was ready.
-
-Imports nothing heavy: commands are modules of this package with a ``run(args)`` that are imported
-when they are asked for.
+Whatever takes time to import is imported inside, where an interrupt is caught; so this module
+imports nothing that a program which has just started does not have yet.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sessionkv.cli.hints import hint_for
-from sessionkv.cli.parser import build_parser
-from sessionkv.cli.usage import WrongUsage
-from sessionkv.errors import ConfigError, InvalidRequest, SessionKVError
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-EXIT_OK = 0
-EXIT_ERROR = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -31,28 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; None takes the process's own.
     """
-    args = build_parser().parse_args(argv)
     try:
-        command = importlib.import_module(f"sessionkv.cli.{args.module}")
-        code: int = command.run(args)
-        sys.stdout.flush()
+        from sessionkv.cli.commands import run_command
+
+        return run_command(argv)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
-    except SessionKVError as error:
-        if args.debug:
-            raise
-        _print_error(error, args.module)
-        is_usage = isinstance(error, ConfigError | InvalidRequest | WrongUsage)
-        return EXIT_USAGE if is_usage else EXIT_ERROR
-    return code
-
-
-def _print_error(error: SessionKVError, module: str) -> None:
-    hint = hint_for(error, module=module)
-    sys.stderr.write(f"sessionkv: {' '.join(error.message.split())}\n")
-    if hint:
-        sys.stderr.write(f"  {hint}\n")

@@ -6,6 +6,7 @@ import argparse
 
 from sessionkv import __version__
 from sessionkv.cli.parser_access import add_client_flags, add_keys, add_public
+from sessionkv.cli.values import number, seconds, whole_number
 from sessionkv.config import DEFAULT_MODEL
 
 _EPILOG = """\
@@ -95,9 +96,11 @@ def _add_chat(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.set_defaults(module="chat")
     parser.add_argument("--session", default="chat", help="session to open or resume (chat)")
     parser.add_argument("--system", help="system prompt of a new session")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (0.7)")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="most tokens a reply (1024)")
-    parser.add_argument("--seed", type=int, help="same seed, same replies")
+    parser.add_argument("--temperature", type=number, default=0.7, help="0 is greedy (0.7)")
+    parser.add_argument(
+        "--max-tokens", type=whole_number, default=1024, help="most tokens a reply (1024)"
+    )
+    parser.add_argument("--seed", type=whole_number, help="same seed, same replies")
     parser.add_argument("--model", help="start a private engine with this model")
     parser.add_argument(
         "--no-history", action="store_true", help="keep no file of the lines that are typed"
@@ -123,7 +126,7 @@ def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
         _add_json(sub)
         return sub
 
-    listing = action("ls", "list sessions", session=False)
+    listing = action("ls", "list sessions; '~' lists those that HTTP made", session=False)
     listing.add_argument("prefix", nargs="?", default="", help="only names that start so")
     tree = action("tree", "which sessions are forks of which", session=False)
     tree.add_argument("prefix", nargs="?", default="", help="only names that start so")
@@ -132,12 +135,16 @@ def _add_sessions(commands: _Commands[argparse.ArgumentParser]) -> None:
         "name", help="name of the new session"
     )
     action("rewind", "take the last turns back").add_argument(
-        "turns", nargs="?", type=int, default=1, help="how many (1)"
+        "turns", nargs="?", type=whole_number, default=1, help="how many (1)"
     )
     pin = action("pin", "keep a session's blocks in a tier as long as possible")
     pin.add_argument("--tier", choices=("device", "host", "disk"), default="host", help="(host)")
-    pin.add_argument("--ttl", type=float, metavar="SECONDS", help="how long (no end)")
-    pin.add_argument("--priority", type=int, default=50, help="0 to 100; higher leaves later (50)")
+    pin.add_argument(
+        "--ttl", type=seconds, metavar="TIME", help="how long: 30m, 1h, 2d, or seconds (no end)"
+    )
+    pin.add_argument(
+        "--priority", type=whole_number, default=50, help="0 to 100; higher leaves later (50)"
+    )
     action("unpin", "take the pin off")
     action("rm", "remove sessions and what only they hold", session=False).add_argument(
         "session", nargs="+", help="names of the sessions"
@@ -151,11 +158,15 @@ def _add_transfer(actions: _Commands[argparse.ArgumentParser]) -> None:
         help="write sessions to one file: turns, messages, token ids, and KV if asked",
         description="Write sessions to one portable, checksummed file: turns with their messages, "
         "token ids and sampling. From the running engine; with --store or --kv from the store of a "
-        "stopped one. Pins, idempotency keys and unnamed branches stay behind.",
+        "stopped one. Pins and idempotency keys stay behind, and with --all the conversations "
+        "without a name of their own, as HTTP makes them: one is exported by its name (`sessions "
+        "ls '~'`) and imported under another with --as.",
     )
     export.set_defaults(module="transfer", action="export")
     export.add_argument("session", nargs="?", help="name of the session")
-    export.add_argument("--all", action="store_true", help="every session that has a name")
+    export.add_argument(
+        "--all", action="store_true", help="every session that has a name of its own"
+    )
     export.add_argument(
         "-o", "--output", metavar="FILE", required=True, help="file to write (0600); - is stdout"
     )
@@ -239,7 +250,7 @@ def _add_stats(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--watch",
         metavar="SECONDS",
-        type=float,
+        type=number,
         nargs="?",
         const=2.0,
         help="show them anew so often (2), until q or Ctrl-C",
@@ -254,8 +265,10 @@ def _add_top(commands: _Commands[argparse.ArgumentParser]) -> None:
         "top", help="sessions, tiers, hit rates and latencies of the running engine, live"
     )
     parser.set_defaults(module="top")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="(1)")
-    parser.add_argument("--sessions", type=int, default=15, metavar="N", help="most shown (15)")
+    parser.add_argument("--interval", type=number, default=1.0, metavar="SECONDS", help="(1)")
+    parser.add_argument(
+        "--sessions", type=whole_number, default=15, metavar="N", help="most shown (15)"
+    )
     _add_endpoint(parser)
     add_client_flags(parser)
 
@@ -269,8 +282,10 @@ def _add_explain(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     parser.set_defaults(module="explain")
     parser.add_argument("target", metavar="SESSION|NODE", help="name of a session, or n-NUMBER")
-    parser.add_argument("--turn", type=int, metavar="N", help="the session's Nth turn")
-    parser.add_argument("--last", type=int, default=3, metavar="N", help="the last N turns (3)")
+    parser.add_argument("--turn", type=whole_number, metavar="N", help="the session's Nth turn")
+    parser.add_argument(
+        "--last", type=whole_number, default=3, metavar="N", help="the last N turns (3)"
+    )
     _add_endpoint(parser)
     add_client_flags(parser)
     _add_json(parser)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from sessionkv.cli.values import whole_number
+
 _Commands = argparse._SubParsersAction  # what add_subparsers returns has no public name
 
 
@@ -29,7 +31,9 @@ def add_keys(commands: _Commands[argparse.ArgumentParser]) -> None:
             metavar="SIZE",
             help=f"quota of the tenant's KV in the {tier} tier: 8GiB (none)",
         )
-    add.add_argument("--turns", type=int, metavar="N", help="most that run or wait at once (any)")
+    add.add_argument(
+        "--turns", type=whole_number, metavar="N", help="most that run or wait at once (any)"
+    )
     listing = _action(actions, "keys", "ls", "list keys, tenants and quotas")
     listing.add_argument("--json", action="store_true", help="print JSON")
     remove = _action(actions, "keys", "rm", "remove a key")

@@ -14,6 +14,7 @@ from rich.table import Table
 from sessionkv.cli import output
 from sessionkv.cli.connect import connect
 from sessionkv.cli.session_tree import nested, session_trees
+from sessionkv.cli.unnamed import tell_unlisted
 from sessionkv.errors import RequestError
 from sessionkv.types import Tier
 
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
                 output.print_json(asdict(info))
             else:
                 print_info(output.stdout(), info)
+        if args.action in ("ls", "tree") and not (args.prefix or args.json):
+            tell_unlisted(client)
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from sessionkv.cli import output
 from sessionkv.cli.progress import StartProgress
 from sessionkv.cli.usage import WrongUsage
+from sessionkv.cli.values import age_s
 from sessionkv.config import user_data_dir
 from sessionkv.engine.stopped_kv import retained_keys
 from sessionkv.engine.stopped_sessions import StoppedSessions, journal_damage, open_sessions
@@ -25,7 +26,6 @@ from sessionkv.store.verify import Verified, repair_blocks, verify_store
 from sessionkv.types import HeadRecord
 
 _SHOWN_PROBLEMS = 50
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -287,13 +287,10 @@ def _age_s(text: str) -> float:
     Raises:
         ConfigError: It is neither.
     """
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS_S or not number.replace(".", "", 1).isascii() or not number[:1].isdigit():
+    age = age_s(text)
+    if age is None:
         raise ConfigError("--older-than", text, "a number and one of s, m, h, d, w, as in 30d")
-    try:
-        return float(number) * _UNITS_S[unit]
-    except ValueError:
-        raise ConfigError("--older-than", text, "a number and its unit, as in 30d") from None
+    return age
 
 
 def _ago(wall_s: float | None) -> str:

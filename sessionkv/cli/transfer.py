@@ -19,6 +19,7 @@ from sessionkv.cli import output
 from sessionkv.cli.connect import connect
 from sessionkv.cli.files import STDIO, new_file, old_file
 from sessionkv.cli.progress import StartProgress
+from sessionkv.cli.unnamed import tell_not_exported, tell_not_exported_of
 from sessionkv.cli.usage import WrongUsage
 from sessionkv.config import LimitsConfig, user_data_dir
 from sessionkv.engine.stopped_kv import KVImport, export_kv
@@ -73,6 +74,9 @@ def _from_engine(args: argparse.Namespace, progress: StartProgress) -> Iterator[
         names = [info.name for info in client.sessions()] if args.all else [args.session]
         told = _told(progress, "sessions", len(names))
         yield from export_trees(client, names, skip_missing=args.all, progress=told)
+        if args.all:
+            progress.close()
+            tell_not_exported(client)
 
 
 def _from_store(args: argparse.Namespace, progress: StartProgress) -> Iterator[ExportItem]:
@@ -85,6 +89,9 @@ def _from_store(args: argparse.Namespace, progress: StartProgress) -> Iterator[E
             yield from export_kv(
                 directory, sessions, names, progress=_told(progress, "blocks", None)
             )
+        if args.all:
+            progress.close()
+            tell_not_exported_of(len(sessions.unnamed))
 
 
 def _report_export(args: argparse.Namespace, counts: ExportCounts, num_turns: int) -> None:

@@ -43,7 +43,7 @@ def export_kv(
             yield KVSection(identity, stored.geometry)
             seen: set[bytes] = set()
             for name in names:
-                for record in _records(sessions, sessions.heads[name], stored):
+                for record in _records(sessions, sessions.head(name), stored):
                     if record.key in seen or (payload := stored.read(record)) is None:
                         continue
                     seen.add(record.key)

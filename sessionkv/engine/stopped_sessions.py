@@ -68,6 +68,7 @@ class StoppedSessions:
 
     Attributes:
         heads: Sessions by name, those without a name of their own left out.
+        unnamed: Those without one: their names begin with ``~``.
         all_heads: Every head there is, of whatever tenant.
         num_turns: Turns of all of them.
         num_keys: Idempotency keys.
@@ -86,11 +87,22 @@ class StoppedSessions:
         known = journal.summary()
         next_ids = known.next_node_id, *known.other_next_ids
         self._ids = NodeIds(next_ids, first_number=known.first_number)
-        self.heads = {
-            head.name: head
-            for head in sorted(state.heads, key=lambda head: head.name)
-            if head.tenant == tenant and not is_unnamed(head.name)
-        }
+        own = sorted(
+            (head for head in state.heads if head.tenant == tenant), key=lambda head: head.name
+        )
+        self.heads = {head.name: head for head in own if not is_unnamed(head.name)}
+        self.unnamed = {head.name: head for head in own if is_unnamed(head.name)}
+
+    def head(self, name: str) -> HeadRecord:
+        """A session, with a name of its own or without.
+
+        Raises:
+            SessionNotFound: There is no session of that name.
+        """
+        head = self.heads.get(name) or self.unnamed.get(name)
+        if head is None:
+            raise SessionNotFound(f"there is no session named {name!r}", session=name)
+        return head
 
     def path(self, head: HeadRecord) -> list[NodeRecord]:
         """Turns of a session, root first."""
@@ -115,9 +127,7 @@ class StoppedSessions:
         """
         trees: dict[int, list[HeadRecord]] = {}
         for name in names:
-            if name not in self.heads:
-                raise SessionNotFound(f"there is no session named {name!r}", session=name)
-            head = self.heads[name]
+            head = self.head(name)
             trees.setdefault(self.path(head)[0].node_id, []).append(head)
         done = 0
         for heads in trees.values():

@@ -87,8 +87,7 @@ class ScriptedEngine:
                 self._texts(request.session)
                 self.sessions[request.session]["pin"] = None
             case wire.List():
-                names = sorted(n for n in self.sessions if n.startswith(request.prefix))
-                return {"sessions": [self._info(name) for name in names], "next": None}
+                return self._list(request)
             case wire.Close():
                 self._texts(request.session)
                 if not request.keep:
@@ -96,9 +95,22 @@ class ScriptedEngine:
                 return {"closed": True}
             case wire.Stats():
                 return self.stats
+            case wire.Info() if request.history:
+                messages = self.sessions[request.session].get("messages", [])
+                return self._info(request.session) | {"messages": messages}
             case _:
                 pass
         return self._info(request.session) if hasattr(request, "session") else None
+
+    def _list(self, request: wire.List) -> dict[str, Any]:
+        """Names with ``~`` only where they are asked for."""
+        is_unnamed = request.prefix.startswith("~")
+        names = [n for n in sorted(self.sessions) if n.startswith(request.prefix)]
+        names = [n for n in names if is_unnamed or not n.startswith("~")]
+        names = [n for n in names if n > (request.after or "")]
+        shown = names[: request.limit]
+        rest = shown[-1] if len(names) > len(shown) else None
+        return {"sessions": [self._info(name) for name in shown], "next": rest}
 
     def _texts(self, name: str) -> list[str]:
         if name not in self.sessions:

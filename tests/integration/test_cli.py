@@ -236,6 +236,9 @@ def test_chat_in_a_terminal(place: Place, at_end: str) -> None:
                 stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             )  # fmt: skip
             os.close(theirs)
+            terminal.wait_for("/help lists the commands")
+            terminal.wait_for_prompt("chat")
+            terminal.type("/help\r")
             terminal.wait_for("/rewind")
             terminal.wait_for_prompt("chat")
             terminal.type(f"{PASTE}hello\nthere{PASTE_ENDS}\r")
@@ -255,6 +258,6 @@ def test_chat_in_a_terminal(place: Place, at_end: str) -> None:
         finally:
             os.close(ours)
     history = Path(place.environ["XDG_CACHE_HOME"]) / "sessionkv" / "chat_history"
-    typed = ["hello\nthere", "/fork b", *(["/quit"] if at_end == "quit" else [])]
+    typed = ["/help", "hello\nthere", "/fork b", *(["/quit"] if at_end == "quit" else [])]
     assert list(FileHistory(history).load_history_strings()) == typed[::-1]
     assert history.stat().st_mode & 0o077 == 0

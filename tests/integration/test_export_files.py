@@ -53,6 +53,12 @@ def test_from_one_running_engine_to_another(tmp_path: Path, run: Any) -> None:
         logs = {name: log_of(engine, name) for name in ("trip", "other")}
         code, out, _ = run("sessions", "export", "trip", "-o", tmp_path / "one.skv", *where)
         assert (code, out.split(" to ")[0]) == (0, "exported 1 session, 2 turns")
+        client.session("trip").fork("~http:chat:1")
+        code, out, err = run("sessions", "export", "--all", "-o", tmp_path / "again.skv", *where)
+        assert (code, out.split(" to ")[0]) == (0, "exported 2 sessions, 3 turns")
+        assert err.startswith("left out: 1 conversation without a name of its own, as HTTP makes")
+        unnamed = run("sessions", "export", "~http:chat:1", "-o", tmp_path / "http.skv", *where)
+        assert (unnamed[0], unnamed[1].split(" to ")[0]) == (0, "exported 1 session, 2 turns")
         expected = client.session("trip").turn("three", sampling=SHORT)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with socket_engine(tmp_path / "b") as engine, engine.client() as client:

@@ -48,7 +48,7 @@ def test_a_taken_port_is_said_at_once(place: Place) -> None:  # noqa: F811
     assert done.returncode == 1
     assert done.stderr == (
         f"sessionkv: HTTP cannot be served at 127.0.0.1:{port} (Address already in use)\n"
-        "  `sessionkv doctor` shows what is missing; `--log-level debug` says more.\n"
+        "  Choose another port, or 0 for a free one: --http HOST:PORT.\n"
     )
 
 

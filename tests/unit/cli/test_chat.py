@@ -3,8 +3,10 @@ import signal
 import sys
 
 import pytest
+from rich.console import Console
 
 from sessionkv.cli import chat
+from sessionkv.cli.chat_commands import Commands
 from sessionkv.cli.main import main
 from sessionkv.errors import ConnectionLost, SessionBusy, TurnFailed
 from sessionkv.ipc import messages as wire
@@ -56,6 +58,50 @@ def test_resumed_session_says_so(
     engine.sessions["trip"] = {"texts": ["a", "b"]}
     talk(monkeypatch, engine)
     assert capsys.readouterr().err == "resumed trip after 2 turns\n"
+
+
+SAID = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "first"},
+    {"role": "assistant", "content": "one\x1b[2J\ntwo"},
+    {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look"}}]},
+    {"role": "tool", "content": "\n".join("1234567")},
+    {"role": "assistant", "content": "x" * 601},
+]
+
+
+def test_history_is_all_that_was_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = ScriptedEngine()
+    engine.sessions["trip"] = {"texts": ["a", "b"], "messages": SAID}
+    assert talk(monkeypatch, engine, "/history") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "resumed trip after 2 turns",
+        "system: Be brief.", "user: first", "assistant: one\\x1b[2J", "two", "user: a b",
+        "assistant: (calls look)", "tool: 1", *"234567", f"assistant: {'x' * 601}",
+    ]  # fmt: skip
+
+
+def test_who_resumes_at_a_terminal_is_shown_the_last_exchange() -> None:
+    engine = ScriptedEngine()
+    engine.sessions["trip"] = {"texts": ["a", "b"], "messages": SAID}
+    engine.sessions["short"] = {"texts": ["a"], "messages": SAID[:3]}
+    engine.sessions["raw"] = {"texts": ["a"]}
+    shown = io.StringIO()
+    commands = Commands(engine.client(), Console(file=shown, width=1000), recalls=True)
+    for name in ("trip", "short", "raw", "new"):
+        commands.switch(name)
+    assert shown.getvalue().splitlines() == [
+        "resumed trip after 2 turns",
+        "user: a b", "assistant: (calls look)", "tool: 1", "2", "3", "4", "5", "6 ...",
+        f"assistant: {'x' * 600} ...",
+        "(/history shows all of it)",
+        "resumed short after 1 turn",
+        "user: first", "assistant: one\\x1b[2J", "two",
+        "resumed raw after 1 turn",
+    ]  # fmt: skip
 
 
 def test_sessions_that_were_made_and_never_used_are_removed(

@@ -41,6 +41,41 @@ def test_wrong_usage_exits_2(argv: list[str]) -> None:
     assert ended.value.code == 2
 
 
+NUMBER, WHOLE = "a number, such as 0.5", "a whole number, such as 3"
+TIME = "seconds, or a number and one of s, m, h, d, w, as in 30m or 2d"
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag", "value", "allowed"),
+    [
+        (["chat"], "--temperature", "warm", NUMBER),
+        (["chat"], "--temperature", "nan", NUMBER),
+        (["chat"], "--max-tokens", "1.5", WHOLE),
+        (["chat"], "--seed", "x", WHOLE),
+        (["stats"], "--watch", "often", NUMBER),
+        (["top"], "--interval", "inf", NUMBER),
+        (["top"], "--sessions", "all", WHOLE),
+        (["explain", "trip"], "--turn", "n-1", WHOLE),
+        (["explain", "trip"], "--last", "", WHOLE),
+        (["keys", "add", "a"], "--turns", "few", WHOLE),
+        (["sessions", "pin", "trip"], "--priority", "high", WHOLE),
+        (["sessions", "pin", "trip"], "--ttl", "1y", TIME),
+        (["sessions", "pin", "trip"], "--ttl", "", TIME),
+        (["sessions", "pin", "trip"], "--ttl", "9" * 400, TIME),
+    ],
+)
+def test_what_is_no_number_is_said_in_words(
+    argv: list[str], flag: str, value: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*argv, flag, value])
+    assert ended.value.code == 2
+    shown = value if len(value) <= 40 else f"{value[:40]}..."
+    last = capsys.readouterr().err.splitlines()[-1]
+    words = f"argument {flag}: {shown!r} is not allowed; allowed: {allowed}"
+    assert last.endswith(f" error: {words}")
+
+
 def test_result_is_exit_code(command: types.ModuleType) -> None:
     command.run = lambda _args: 1
     assert main(["stats"]) == 1
@@ -96,6 +131,32 @@ def test_bad_configuration_is_wrong_usage(command: types.ModuleType) -> None:
 def test_interrupt_exits_130(command: types.ModuleType) -> None:
     command.run = raising(KeyboardInterrupt())
     assert main(["stats"]) == 130
+
+
+@pytest.mark.parametrize("module", ["argparse", "sessionkv.cli.parser", "sessionkv.cli.doctor"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "import runpy; runpy.run_module('sessionkv', run_name='__main__')",
+        "from sessionkv.cli.main import main; sys.exit(main())",  # as the installed script does
+    ],
+)
+def test_interrupt_while_modules_are_imported_exits_130_without_a_traceback(
+    entry: str, module: str
+) -> None:
+    script = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        f"sys.argv = ['sessionkv', 'doctor']\n{entry}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(

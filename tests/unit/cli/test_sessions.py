@@ -4,6 +4,7 @@ import pytest
 
 from sessionkv.cli import sessions, stats
 from sessionkv.cli.main import main
+from sessionkv.ipc import messages as wire
 from tests.builders.cli_engine import ScriptedEngine, connects_to
 
 
@@ -31,6 +32,38 @@ def test_ls_is_a_table(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str
 def test_ls_takes_a_prefix(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sessions", "ls", "tr", "--json"]) == 0
     assert [info["name"] for info in json.loads(capsys.readouterr().out)] == ["trip"]
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (0, ""),
+        (1, "and 1 conversation without a name of its own, as HTTP makes it"),
+        (1000, "and 1,000 conversations without a name of their own, as HTTP makes them"),
+        (1001, "and more than 1,000 conversations without a name of their own, as HTTP makes them"),
+    ],
+)
+def test_ls_says_how_many_it_leaves_out(
+    engine: ScriptedEngine, number: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.sessions |= {f"~http:chat:{n}": {"texts": ["x"]} for n in range(number)}
+    assert main(["sessions", "ls"]) == 0
+    captured = capsys.readouterr()
+    assert "~" not in captured.out
+    assert captured.err == (told and f"{told}: `sessionkv sessions ls '~'`\n")
+    for quiet in (["ls", "--json"], ["ls", "tr"], ["ls", "~"]):
+        assert main(["sessions", *quiet]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_tree_says_what_it_leaves_out_too(
+    engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.sessions = {"~http:chat:1": {"texts": ["x"]}}
+    assert main(["sessions", "tree"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("and 1 conversation without a name of its own")
 
 
 def test_show_json_has_everything(
@@ -67,6 +100,24 @@ def test_fork_rewind_pin_unpin_rm(
     assert main(["sessions", "rm", "other"]) == 0
     assert "other" not in engine.sessions
     assert capsys.readouterr().out.endswith("removed other\n")
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"),
+    [
+        ("3600", 3600.0),
+        ("1.5", 1.5),
+        ("45s", 45.0),
+        ("30m", 1800.0),
+        ("1h", 3600.0),
+        ("2d", 172_800.0),
+    ],
+)
+def test_pin_lasts_as_long_as_its_ttl_says(
+    engine: ScriptedEngine, ttl: str, seconds: float
+) -> None:
+    assert main(["sessions", "pin", "trip", "--ttl", ttl]) == 0
+    assert [r.ttl_s for r in engine.log if isinstance(r, wire.Pin)] == [seconds]
 
 
 def test_rm_removes_what_it_can_and_names_the_rest(

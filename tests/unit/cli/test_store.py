@@ -276,6 +276,29 @@ def test_sessions_are_purged_only_when_named(tmp_path: Path, run: Any) -> None:
         journal.close()
 
 
+def test_export_of_all_says_what_it_leaves_out_and_how_that_is_had(
+    store: Path, tmp_path: Path, run: Any
+) -> None:
+    file = tmp_path / "all.skv"
+    with StoreDirectory.open(store) as directory:
+        journal = Journal(directory)
+        one = journal.load().heads[0]
+        journal.commit([[PutHead(replace(one, name=f"~http:chat:{n}")) for n in (1, 2)]])
+        journal.close()
+    code, out, err = run("sessions", "export", "--all", "--store", store, "-o", file, "--json")
+    assert (code, json.loads(out)["sessions"]) == (0, 2)
+    assert err == (
+        "left out: 2 conversations without a name of their own, as HTTP makes them; "
+        "`sessionkv sessions ls '~'` lists them, one is exported by its name and imported under "
+        "another with --as\n"
+    )
+    code, _, err = run("sessions", "export", "~http:chat:2", "--store", store, "--kv", "-o", file)
+    assert (code, err) == (0, "")
+    assert run("sessions", "import", file, "--store", store)[0] == 2  # names with ~ are not given
+    assert run("sessions", "import", file, "--store", store, "--as", "kept")[0] == 0
+    assert sorted(_left(store)[1]) == ["a", "b", "kept", "~http:chat:1", "~http:chat:2"]
+
+
 def _left(path: Path) -> tuple[list[int], list[str], int]:
     with StoreDirectory.open(path) as directory:
         journal = Journal(directory)

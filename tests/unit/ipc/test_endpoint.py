@@ -40,8 +40,12 @@ def test_other_endpoints_are_refused_by_name(endpoint):
 
 
 def test_tcp_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match="needs keys"):
+    with pytest.raises(ConfigError) as caught:
         socket_path("tcp://0.0.0.0:5555")
+    assert caught.value.message == (
+        "endpoint is 'tcp://0.0.0.0:5555'; allowed: ipc://PATH: an engine listens on Unix sockets "
+        "only; for other machines there is `sessionkv serve --http`"
+    )
 
 
 def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
