@@ -29,6 +29,7 @@ from sessionkv.store.environment import (
 from sessionkv.store.file_guard import FileGuard
 from sessionkv.store.full_disk import not_written
 from sessionkv.store.journal_copy import JournalCopy, remove_copy
+from sessionkv.store.journal_counts import counts_agree, recount
 from sessionkv.store.journal_reads import JournalFigures
 from sessionkv.store.journal_records import name_key
 from sessionkv.store.journal_tables import NUM_DATABASES, Damage, Tables
@@ -67,6 +68,7 @@ class Journal:
 
     Attributes:
         quarantined: Where a damaged journal was moved to at open, None when there was none.
+        recounted: Tenants whose counts were damaged at open, and were made anew.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Journal:
             self._tables = Tables(self._env, self._damage)
             self._guard = FileGuard(directory.journal_path)
             self._bring_up()
+            self.recounted = self._correct_counts()
             self._guard.note()
             self._figures = JournalFigures()
             self._figures = self.figures()
@@ -334,6 +337,13 @@ class Journal:
             )
         if version < VERSION:
             write(self._env, lambda txn: upgrade(txn, self._tables))
+
+    def _correct_counts(self) -> int:
+        """Count anew what tenants have, where the rows that say it are damaged; how many were."""
+        with begin_read(self._env) as txn:
+            if counts_agree(txn, self._tables):
+                return 0
+        return write(self._env, lambda txn: recount(txn, self._tables, self._damage))
 
     def _answer(self, txn: lmdb.Transaction, question: Question) -> Reply:
         tables = self._tables

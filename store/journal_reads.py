@@ -21,7 +21,7 @@ from sessionkv.store.journal_records import (
     unpack,
 )
 from sessionkv.store.journal_tables import UNNAMED_PREFIX, Damage, Tables
-from sessionkv.store.journal_tenants import run_out, tenant_rows
+from sessionkv.store.journal_tenants import run_out
 from sessionkv.store.questions import Due, FindDue
 from sessionkv.types import (
     HeadRecord,
@@ -81,18 +81,23 @@ def read_all(
 
 
 def summary(txn: lmdb.Transaction, tables: Tables) -> JournalSummary:
-    """Counts and pinned heads. O(pinned heads and tenants)."""
+    """Counts and pinned heads. O(pinned heads and tenants).
+
+    Whether there is a session that nobody knows of must not hang on rows of tenants: how many there
+    are says LMDB.
+    """
     pinned = (tables.head(txn, bytes(key)) for key, _ in txn.cursor(tables.pins))
     return JournalSummary(
         tenants=tuple(
             TenantSessions(row.tenant, row.named, row.unnamed)
-            for row in tenant_rows(txn, tables.tenants)
+            for row in tables.tenant_rows(txn)
             if row.named or row.unnamed
         ),
         next_node_id=tables.next_node_id(txn),
         other_next_ids=tables.other_next_ids(txn),
         first_number=tables.first_number(txn),
         pinned=tuple((head.tenant, head.name) for head in pinned if head is not None),
+        num_sessions=int(txn.stat(tables.heads)["entries"]),
     )
 
 
@@ -157,7 +162,7 @@ def find_due(txn: lmdb.Transaction, tables: Tables, asked: FindDue) -> Due:
 
     O(tenants and heads found).
     """
-    tenants = {tenant_key(row.tenant): row for row in tenant_rows(txn, tables.tenants)}
+    tenants = {tenant_key(row.tenant): row for row in tables.tenant_rows(txn)}
     rows = run_out(
         txn,
         tables.unnamed,

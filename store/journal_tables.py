@@ -8,11 +8,12 @@ and are kept by the same transactions, so that nobody ever has to read everythin
     pins       heads that are pinned
     unnamed    of each tenant the heads that run out by themselves, that used longest ago first
     ages       of each tenant the idempotency keys, oldest first
-    tenants    how many heads and keys each tenant has
+    tenants    how many heads and keys each tenant has in names, unnamed and ages
 
 Invariants: a node whose count of heads and children is wrong counts too many, never too few, so it
 is kept too long and never lost; rows of the indexes are checked against the records where they are
-read. Must not know what turns mean: the tree in ``cache`` decides what is written.
+read; a new head never replaces another. Must not know what turns mean: the tree in ``cache``
+decides what is written.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from sessionkv.store.journal_records import (
     unpack,
     unpack_place,
 )
-from sessionkv.store.journal_tenants import count, run_out, tenant_rows
+from sessionkv.store.journal_tenants import TenantRow, count, rows_of, run_out, unpack_tenant
 from sessionkv.types import (
     TOKEN_BYTES,
     DeleteHead,
@@ -149,6 +150,17 @@ class Tables:
             self._damage.note(b"place" + node_key(node_id))
         return place
 
+    def tenant_rows(self, txn: lmdb.Transaction) -> list[TenantRow]:
+        """What each tenant has that has anything; damaged rows are left out. O(tenants)."""
+        found = []
+        for key, value in txn.cursor(self.tenants):
+            row = unpack_tenant(bytes(key), bytes(value))
+            if row is not None:
+                found.append(row)
+            else:
+                self._damage.note(b"tenant" + bytes(key))
+        return found
+
     def next_node_id(self, txn: lmdb.Transaction, row: int = 0) -> int:
         """Lowest id of a row that was never given."""
         stored = txn.get(_next_id_key(row), db=self.meta)
@@ -202,14 +214,16 @@ class Tables:
         """Carry out one operation.
 
         Raises:
-            StoreError: It cannot be: its node is there already.
+            StoreError: It cannot be: its node, or its new head, is there already.
         """
         match op:
             case PutNode(node):
                 self._put_node(txn, node)
             case DeleteNode(node_id):
                 self._delete_node(txn, node_id)
-            case PutHead(head):
+            case PutHead(head, is_new):
+                if is_new and txn.get(name_key(head.tenant, head.name), db=self.heads) is not None:
+                    raise StoreError(f"the session {head.name!r} is in the journal already")
                 self._set_head(txn, head.tenant, head.name, head)
             case DeleteHead(tenant, name):
                 self._set_head(txn, tenant, name, None)
@@ -237,8 +251,9 @@ class Tables:
     def index_key(self, txn: lmdb.Transaction, record: KeyRecord) -> None:
         """Put an idempotency key into the index by age, and count it."""
         name = name_key(record.tenant, record.key)
-        txn.put(stamp_key(record.tenant, record.created_s, name), b"", db=self.ages)
-        count(txn, self.tenants, record.tenant, keys=1)
+        row = stamp_key(record.tenant, record.created_s, name)
+        if txn.put(row, b"", db=self.ages, overwrite=False):
+            self._tally(txn, record.tenant, keys=1)
 
     def _put_node(self, txn: lmdb.Transaction, node: NodeRecord) -> None:
         if not txn.put(node_key(node.node_id), pack(node), db=self.nodes, overwrite=False):
@@ -277,9 +292,13 @@ class Tables:
 
     def _count_head(self, txn: lmdb.Transaction, tenant: str, name: str, by: int) -> None:
         if name.startswith(UNNAMED_PREFIX):
-            count(txn, self.tenants, tenant, unnamed=by)
+            self._tally(txn, tenant, unnamed=by)
         else:
-            count(txn, self.tenants, tenant, named=by)
+            self._tally(txn, tenant, named=by)
+
+    def _tally(self, txn: lmdb.Transaction, tenant: str, **changes: int) -> None:
+        if not count(txn, self.tenants, tenant, **changes):
+            self._damage.note(b"tenant" + tenant_key(tenant))
 
     def _set_head(
         self, txn: lmdb.Transaction, tenant: str, name: str, new: HeadRecord | None
@@ -320,9 +339,13 @@ class Tables:
         head = self.head(txn, key)
         self._set_head(txn, tenant, name, None)
         if head is None:  # unreadable itself: what it led to is not known, its name is
-            row = order_key(tenant, name, unnamed=name.startswith(UNNAMED_PREFIX))
-            txn.delete(row, key, db=self.names)
+            unnamed = name.startswith(UNNAMED_PREFIX)
+            txn.delete(order_key(tenant, name, unnamed=unnamed), key, db=self.names)
             txn.delete(key, db=self.pins)
+            if unnamed:
+                rows = rows_of(txn, self.unnamed, tenant_key(tenant))
+                for row in [row for row in rows if name_of(row) == key]:
+                    txn.delete(row, db=self.unnamed)
             return
         node_id, place = head.node_id, self.place(txn, head.node_id)
         while place is not None and not place.heads and not place.children:
@@ -337,24 +360,23 @@ class Tables:
     def _delete_key(self, txn: lmdb.Transaction, tenant: str, key: str) -> None:
         name = name_key(tenant, key)
         old = self.read(txn, self.keys, name, KeyRecord)
-        if old is not None:
-            txn.delete(stamp_key(tenant, old.created_s, name), db=self.ages)
-        if txn.delete(name, db=self.keys):
-            count(txn, self.tenants, tenant, keys=-1)
+        if old is not None and txn.delete(stamp_key(tenant, old.created_s, name), db=self.ages):
+            self._tally(txn, tenant, keys=-1)
+        txn.delete(name, db=self.keys)
 
     def _forget_keys(self, txn: lmdb.Transaction, created_until_s: float, keep: int) -> None:
-        tenants = {tenant_key(row.tenant): row for row in tenant_rows(txn, self.tenants)}
+        tenants = {tenant_key(row.tenant): row for row in self.tenant_rows(txn)}
         held = {owner: row.keys for owner, row in tenants.items()}
         ended = run_out(
             txn, self.ages, held, until_s=created_until_s, keep=keep, limit=FORGET_BATCH
         )
         forgotten: Counter[bytes] = Counter()
         for row in ended:
-            txn.delete(row, db=self.ages)
-            forgotten[owner_of(row)] += txn.delete(name_of(row), db=self.keys)
+            txn.delete(name_of(row), db=self.keys)
+            forgotten[owner_of(row)] += txn.delete(row, db=self.ages)
         for owner, number in forgotten.items():
             if owner in tenants:
-                count(txn, self.tenants, tenants[owner].tenant, keys=-number)
+                self._tally(txn, tenants[owner].tenant, keys=-number)
 
     def _keep_ids(self, txn: lmdb.Transaction, next_node_id: int) -> None:
         row = row_of(next_node_id)

@@ -2,13 +2,13 @@
 
 One row a tenant, kept by the same transactions as what it counts. What is past a bound on all is
 taken from the tenant that has most, its oldest first, so who has no more than an equal part loses
-nothing. What has run out goes whoever has it.
+nothing. What has run out goes whoever has it. ``journal_counts`` keeps the rows right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import lmdb
 
@@ -39,23 +39,39 @@ class TenantRow:
     keys: int = 0
 
 
-def tenant_rows(txn: lmdb.Transaction, database: lmdb._Database) -> list[TenantRow]:
-    """All tenants that have anything. O(tenants)."""
-    found = (checked(bytes(value)) for _, value in txn.cursor(database))
-    return [TenantRow(*values) for values in found if values is not None]
+def pack_tenant(row: TenantRow) -> bytes | None:
+    """Value of a row; None where the tenant has nothing, and no row."""
+    if not (row.named or row.unnamed or row.keys):
+        return None
+    return sealed([row.tenant, row.named, row.unnamed, row.keys])
 
 
-def count(txn: lmdb.Transaction, database: lmdb._Database, tenant: str, **changes: int) -> None:
-    """A tenant has so much more or less; where it has nothing its row goes."""
+def unpack_tenant(key: bytes, value: bytes) -> TenantRow | None:
+    """The row; None where it is damaged or lies under another's key."""
+    values = checked(value)
+    if values is None or len(values) != len(fields(TenantRow)):
+        return None
+    row = TenantRow(*values)
+    return row if tenant_key(row.tenant) == key else None
+
+
+def count(txn: lmdb.Transaction, database: lmdb._Database, tenant: str, **changes: int) -> bool:
+    """A tenant has so much more or less; where it has nothing its row goes.
+
+    False where the row is damaged: it stays so, and the next open counts anew.
+    """
     key = tenant_key(tenant)
     value = txn.get(key, db=database)
-    values = None if value is None else checked(bytes(value))
-    row = TenantRow(tenant) if values is None else TenantRow(*values)
+    row = TenantRow(tenant) if value is None else unpack_tenant(key, bytes(value))
+    if row is None:
+        return False
     row = replace(row, **{what: max(0, getattr(row, what) + by) for what, by in changes.items()})
-    if row == TenantRow(tenant):
+    packed = pack_tenant(row)
+    if packed is None:
         txn.delete(key, db=database)
     else:
-        txn.put(key, sealed([row.tenant, row.named, row.unnamed, row.keys]), db=database)
+        txn.put(key, packed, db=database)
+    return True
 
 
 def run_out(
@@ -79,7 +95,7 @@ def run_out(
     """
     found: list[bytes] = []
     for owner in _owners(txn, index):
-        for row in _rows_of(txn, index, owner):
+        for row in rows_of(txn, index, owner):
             if len(found) >= limit or stamp_of(row) > until_s:
                 break
             found.append(row)
@@ -104,7 +120,7 @@ def _of_the_largest(
     rows: dict[str, Iterator[bytes]] = {}
     while most > 0 and (largest := left.largest()) is not None:
         if largest not in rows:
-            rows[largest] = _rows_of(txn, index, bytes.fromhex(largest))
+            rows[largest] = rows_of(txn, index, bytes.fromhex(largest))
         oldest = next((row for row in rows[largest] if row not in passed), None)
         left.add(largest, -1 if oldest is not None else -left.of(largest))
         if oldest is not None:
@@ -121,8 +137,8 @@ def _owners(txn: lmdb.Transaction, index: lmdb._Database) -> Iterator[bytes]:
         more = cursor.set_range(behind(owner))
 
 
-def _rows_of(txn: lmdb.Transaction, index: lmdb._Database, owner: bytes) -> Iterator[bytes]:
-    """A tenant's, the oldest first."""
+def rows_of(txn: lmdb.Transaction, index: lmdb._Database, owner: bytes) -> Iterator[bytes]:
+    """A tenant's rows of an index by time, the oldest first."""
     cursor = txn.cursor(index)
     more = cursor.set_range(owner)
     while more and owner_of(key := bytes(cursor.key())) == owner:

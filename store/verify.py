@@ -118,6 +118,8 @@ def _verify_journal(directory: StoreDirectory, found: Verified, progress: Progre
 def _records(journal: Journal, found: Verified) -> Iterator[str]:
     """What is wrong with the journal's records, and with the rows derived from them."""
     state, figures, summary = journal.load(), journal.figures(), journal.summary()
+    if journal.recounted:
+        yield f"the counts of {journal.recounted} tenants were damaged; they were made anew"
     found.turns = sum(node.parent_id is not None for node in state.nodes)
     found.sessions, found.keys = len(state.heads), len(state.keys)
     for noun, there, readable in (

@@ -41,7 +41,7 @@ from sessionkv.types.portable_tree import PortableTree
 
 __all__ = ["Change", "NewNode", "Opening", "TurnTree"]
 
-EMPTY_JOURNAL = JournalSummary((), 1, ())
+EMPTY_JOURNAL = JournalSummary((), 1, (), 0)
 
 
 class TurnTree(TreeHeads):
@@ -90,7 +90,7 @@ class TurnTree(TreeHeads):
         head = fresh_head(tenant, name, node, opening.history or "keep", now)
         transaction = Transaction(self._state)
         transaction.add_node(node)
-        transaction.do(PutHead(head))
+        transaction.do(PutHead(head, is_new=True))
         return self._change(transaction, head, node_id=head.node_id)
 
     def append_turn(
@@ -166,7 +166,7 @@ class TurnTree(TreeHeads):
             parent = None if record.parent_id is None else self._state.nodes[record.parent_id]
             transaction.add_node(Node(record, parent, tenant))
         for head in heads:
-            transaction.do(PutHead(head))
+            transaction.do(PutHead(head, is_new=True))
         return self._change(transaction, None)
 
     def record_key(self, key: KeyRecord, *, now: float) -> Change:

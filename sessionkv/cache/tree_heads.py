@@ -54,7 +54,7 @@ class TreeHeads(TreeMemory):
         max_unnamed: int,
     ) -> None:
         """Nothing is in memory of this journal."""
-        super().__init__(limits, retention, journal.tenants)
+        super().__init__(limits, retention, journal)
         self.max_unnamed = max_unnamed
         next_ids = journal.next_node_id, *journal.other_next_ids
         self._ids = NodeIds(next_ids, first_number=journal.first_number)
@@ -88,7 +88,7 @@ class TreeHeads(TreeMemory):
         self._check_new_name(tenant, "name", name)
         transaction = Transaction(self._state)
         new = fresh_head(tenant, name, node, head.history, now)
-        transaction.do(PutHead(new))
+        transaction.do(PutHead(new, is_new=True))
         return self._change(transaction, new)
 
     def rename(self, tenant: str, source: str, name: str, *, now: float) -> Change:
@@ -104,7 +104,7 @@ class TreeHeads(TreeMemory):
         self._check_new_name(tenant, "name", name, beside=0 if is_unnamed(source) else -1)
         renamed = replace(head, name=name, updated_s=now)
         transaction = Transaction(self._state)
-        transaction.do(PutHead(renamed))  # first: the node is never without a head
+        transaction.do(PutHead(renamed, is_new=True))  # first: the node is never without a head
         transaction.do(DeleteHead(tenant, source))
         return self._change(transaction, renamed)
 
@@ -308,7 +308,7 @@ class TreeHeads(TreeMemory):
         name = f"{UNNAMED_PREFIX}{format_node_id(node.record.node_id)}.{number_of(number)}"
         head = fresh_head(tenant, name, node, history, now)
         transaction = Transaction(self._state)
-        transaction.do(PutHead(head))
+        transaction.do(PutHead(head, is_new=True))
         transaction.journal(KeepIds(number + 1))
         return self._change(transaction, head)
 

@@ -12,14 +12,14 @@ disk a block keeps the rank it had.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from sessionkv.cache.retention import Retention
 from sessionkv.cache.tree_view import TreeView
 from sessionkv.cache.turns import Change, HeadId, Node
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import SessionExists
-from sessionkv.types import BlockHash, StoredSession, TenantSessions
+from sessionkv.types import BlockHash, JournalSummary, StoredSession
 
 _MAX_REMEMBERED = 65_536
 """Names known not to be in the journal, and those known to be damaged, each."""
@@ -28,11 +28,9 @@ _MAX_REMEMBERED = 65_536
 class TreeMemory(TreeView):
     """The part of :class:`~sessionkv.cache.tree.TurnTree` that takes sessions in. One thread."""
 
-    def __init__(
-        self, limits: LimitsConfig, retention: Retention, tenants: Iterable[TenantSessions]
-    ) -> None:
+    def __init__(self, limits: LimitsConfig, retention: Retention, journal: JournalSummary) -> None:
         """Nothing is in memory."""
-        super().__init__(limits, retention, tenants)
+        super().__init__(limits, retention, journal)
         self._absent: OrderedDict[HeadId, None] = OrderedDict()
         self._pending: dict[HeadId, int] = {}
 
@@ -43,7 +41,7 @@ class TreeMemory(TreeView):
             head_id in state.heads
             or head_id in self._absent
             or head_id in state.damaged
-            or len(state.heads) == state.named.total + state.unnamed.total
+            or len(state.heads) == state.num_sessions
         )
 
     def take_in(self, head_id: HeadId, found: StoredSession | None) -> bool:

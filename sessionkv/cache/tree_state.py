@@ -43,12 +43,19 @@ class TreeState:
         damaged: Sessions known to have a turn that cannot be read, and what that is.
         named: Heads in the whole journal that stay until they are deleted, by tenant.
         unnamed: Heads in the whole journal that run out by themselves, by tenant.
+        num_sessions: Heads in the whole journal; those that cannot be read may be of nobody.
         num_bytes: About what ``nodes`` take.
         pin_ends: Heap of (end of pin, head); entries whose head has another end by now are stale.
     """
 
-    def __init__(self, retention: Retention, tenants: Iterable[TenantSessions] = ()) -> None:
-        """Nothing in memory of a journal of these tenants."""
+    def __init__(
+        self,
+        retention: Retention,
+        tenants: Iterable[TenantSessions] = (),
+        *,
+        num_sessions: int = 0,
+    ) -> None:
+        """Nothing in memory of a journal of these tenants, with so many heads in all."""
         self.retention = retention
         self.nodes: dict[int, Node] = {}
         self.heads: OrderedDict[HeadId, HeadRecord] = OrderedDict()
@@ -56,6 +63,7 @@ class TreeState:
         tenants = tuple(tenants)
         self.named = Holdings({of.tenant: of.num_named for of in tenants})
         self.unnamed = Holdings({of.tenant: of.num_unnamed for of in tenants})
+        self.num_sessions = num_sessions
         self.num_bytes = 0
         self.pin_ends: list[tuple[float, HeadId]] = []
 
@@ -180,6 +188,7 @@ class TreeState:
 
     def _count(self, head_id: HeadId, change: int) -> None:
         tenant, name = head_id
+        self.num_sessions += change
         (self.unnamed if is_unnamed(name) else self.named).add(tenant, change)
 
     def _watch_pin(self, head_id: HeadId, head: HeadRecord) -> None:

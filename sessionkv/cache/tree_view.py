@@ -5,7 +5,7 @@ Answered from what is in memory: a session has to be there with all its turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from sessionkv.cache.quotas import Part
 from sessionkv.cache.retention import Retention
@@ -13,7 +13,7 @@ from sessionkv.cache.tree_state import TreeState
 from sessionkv.cache.turns import HeadId, Node, SessionKeys, format_node_id
 from sessionkv.config import LimitsConfig
 from sessionkv.errors import NodeNotFound, SessionDamaged, SessionNotFound, TurnKind
-from sessionkv.types import BlockHash, HeadRecord, NodeRecord, TenantSessions, unpack_tokens
+from sessionkv.types import BlockHash, HeadRecord, JournalSummary, NodeRecord, unpack_tokens
 
 
 class TreeView:
@@ -23,13 +23,11 @@ class TreeView:
         retention: What the sessions still want of the cache; changed by the tree alone.
     """
 
-    def __init__(
-        self, limits: LimitsConfig, retention: Retention, tenants: Iterable[TenantSessions]
-    ) -> None:
-        """Look at nothing of a journal of these tenants."""
+    def __init__(self, limits: LimitsConfig, retention: Retention, journal: JournalSummary) -> None:
+        """Look at nothing of this journal."""
         self.retention = retention
         self._limits = limits
-        self._state = TreeState(retention, tenants)
+        self._state = TreeState(retention, journal.tenants, num_sessions=journal.num_sessions)
 
     def head(self, tenant: str, name: str) -> HeadRecord:
         """The session.

@@ -1,6 +1,7 @@
 """Requests at work at once: shared by tenants, so that no one's connections take all places.
 
-Behind the guard, which knows whose a request is, and in front of everything that takes long.
+Behind the guard, which knows whose a request is, and in front of everything that takes long. What
+is open to all takes no place and needs none: who watches the server hears of it under load too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sessionkv.gateway.errors import Problem
-from sessionkv.gateway.guard import NOBODY, TENANT
+from sessionkv.gateway.guard import NOBODY, TENANT, is_open
 from sessionkv.types.holdings import Holdings
 
 
@@ -28,7 +29,7 @@ class RequestShares:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         tenant = scope.get(TENANT, NOBODY)

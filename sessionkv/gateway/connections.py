@@ -145,8 +145,9 @@ class BoundedConnection(HttpToolsProtocol):
             self._await_reading()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Idle for long: an answer that was not read until now will not be."""
-        self.transport.abort()
+        """Idle for long: what is left of an answer may still be read."""
+        self.transport.close()
+        self._await_reading()
 
     def pause_writing(self) -> None:
         """A client has more to read than is kept for it."""
@@ -170,7 +171,16 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _await_reading(self) -> None:
         if self._unread is None:
-            self._unread = self.loop.call_later(self._bounds.unread_s, self.transport.abort)
+            left = self.transport.get_write_buffer_size()
+            self._unread = self.loop.call_later(self._bounds.unread_s, self._look_again, left)
+
+    def _look_again(self, before: int) -> None:
+        """Who has read something meanwhile, however little, may go on."""
+        self._unread = None
+        if self.transport.get_write_buffer_size() < before:
+            self._await_reading()
+        else:
+            self.transport.abort()
 
     def _it_reads(self) -> None:
         if self._unread is not None:

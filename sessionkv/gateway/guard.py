@@ -55,6 +55,11 @@ class Admission(Protocol):
         ...
 
 
+def is_open(path: str) -> bool:
+    """Whether a path asks for no key, and is answered whatever else is at work."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+
+
 class Guard:
     """ASGI middleware; lets a request through or answers it."""
 
@@ -107,7 +112,7 @@ class Guard:
             if self._is_own_host(headers.get("host", "")):
                 return NOBODY
             return Problem(403, "host_refused", "this server is not known by that name")
-        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+        if is_open(path):
             return NOBODY
         key = key_of(headers)
         if key is None:

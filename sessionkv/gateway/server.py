@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Generator
+from dataclasses import replace
 
 import uvicorn
 
@@ -26,9 +27,9 @@ class GatewayServer(uvicorn.Server):
             settings: The gateway's.
             on_ready: Called once, in the event loop, when requests may come.
         """
-        bounds = ConnectionBounds(
-            most_connections(settings.connections), settings.header_s, settings.unread_s
-        )
+        # Of one number come both bounds: on connections, and on requests at work.
+        settings = replace(settings, connections=most_connections(settings.connections))
+        bounds = ConnectionBounds(settings.connections, settings.header_s, settings.unread_s)
         config = BoundedConfig(
             create_app(settings),
             bounds,

@@ -104,9 +104,14 @@ class DeleteNode:
 
 @dataclass(frozen=True, slots=True)
 class PutHead:
-    """Add or replace a head."""
+    """Add or replace a head.
+
+    Attributes:
+        is_new: It replaces none: where there is one of its name nothing is written.
+    """
 
     head: HeadRecord
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +207,10 @@ class JournalSummary:
     """What is known of a journal when it is opened: counts, and which heads are pinned.
 
     Attributes:
-        tenants: Those that have any heads.
+        tenants: Those that have any heads, as far as it is known whose those are.
         next_node_id: Lowest id of the first row that was never given.
         pinned: Tenant and name of every pinned head.
+        num_sessions: Heads of all tenants, those that cannot be read too.
         other_next_ids: The same of the other rows that have any; see ``node_ids``.
         first_number: With which rows begin.
     """
@@ -212,13 +218,9 @@ class JournalSummary:
     tenants: tuple[TenantSessions, ...]
     next_node_id: int
     pinned: tuple[tuple[str, str], ...]
+    num_sessions: int
     other_next_ids: tuple[int, ...] = ()
     first_number: int = 1
-
-    @property
-    def num_sessions(self) -> int:
-        """Heads of all tenants."""
-        return sum(of.num_named + of.num_unnamed for of in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ class DictJournal:
             tuple(self.sessions_of(tenant) for tenant in tenants),
             self.next_node_id,
             pinned,
+            len(self.heads),
             tuple(next_id for row, next_id in self.next_ids.items() if row),
         )
 

@@ -6,21 +6,29 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.server import ServerState
 
+from sessionkv.gateway import connections, server
+from sessionkv.gateway.app import create_app
 from sessionkv.gateway.at_work import RequestShares
+from sessionkv.gateway.connections import BoundedConfig, BoundedConnection, ConnectionBounds
 from sessionkv.gateway.guard import TENANT
+from sessionkv.gateway.settings import GatewaySettings
 from tests.builders.engine import SocketEngine, StepGate, engine_config, socket_engine
 from tests.builders.gateway import Gateway, gateway, http_engine
 
 CHAT = "/v1/chat/completions"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+MODELS = HEALTH.replace(b"/health", b"/v1/models")
 HEADERS = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     b"Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n"
@@ -166,6 +174,74 @@ def test_who_reads_nothing_is_cut_off(engine: SocketEngine) -> None:
         ask_on(sock)
 
 
+class TimersOnly:
+    """A loop in which time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Callable[[], object]]] = []
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_later(self, delay_s: float, what: Callable[..., object], *args: object) -> None:
+        self.timers.append((delay_s, partial(what, *args)))
+
+    def end_wait(self, delay_s: float) -> None:
+        """The only timer goes off."""
+        ((waited_s, what),) = self.timers
+        assert waited_s == delay_s
+        self.timers.clear()
+        what()
+
+
+class SlowTransport:
+    """Takes what is written; how much is left of it the test says."""
+
+    def __init__(self) -> None:
+        self.left = 100
+        self.is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_who_reads_slowly_goes_on_and_who_stops_is_cut_off() -> None:
+    loop, transport = TimersOnly(), SlowTransport()
+    bounds = ConnectionBounds(8, header_s=9.0, unread_s=2.0)
+    config = BoundedConfig(connections._refuse, bounds, log_config=None, lifespan="off")
+    connection = BoundedConnection(config, ServerState(), {}, cast(Any, loop))
+    connection.transport = cast(Any, transport)
+    connection.flow = FlowControl(connection.transport)
+    connection.pause_writing()
+    for _ in range(5):
+        transport.left -= 1
+        loop.end_wait(2.0)
+    assert not transport.is_aborted
+    loop.end_wait(2.0)
+    assert transport.is_aborted
+    assert not loop.timers
+
+
+def test_shares_are_of_the_connections_that_there_are_descriptors_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[GatewaySettings] = []
+
+    def create(settings: GatewaySettings) -> Any:
+        made.append(settings)
+        return create_app(settings)
+
+    monkeypatch.setattr(server, "create_app", create)
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (1024, 1024))
+    monkeypatch.setattr(connections.resource, "setrlimit", lambda *_: None)
+    served = server.GatewayServer(GatewaySettings("ipc:///nowhere"), lambda: None)
+    assert cast(BoundedConfig, served.config).bounds.connections == 896
+    assert [settings.connections for settings in made] == [896]
+
+
 def asked_stream(served: Gateway) -> socket.socket:
     """A connection whose answer has begun."""
     data = json.dumps(BODY | {"stream": True}).encode()
@@ -185,6 +261,8 @@ def test_who_waits_longest_makes_room_and_who_is_at_work_stays() -> None:
         idle = [connected(served) for _ in range(9)]
         with connected(served) as fresh:
             fresh.sendall(HEALTH)
+            assert status(one_answer(fresh)) == 200  # whoever watches is answered under load
+            fresh.sendall(MODELS)
             # A quarter of all may be at work, and two are.
             answer = one_answer(fresh)
         assert (status(answer), code(answer)) == (429, "too_many_requests")
@@ -229,7 +307,7 @@ def test_a_tenants_requests_leave_others_theirs() -> None:
         shares = RequestShares(app, most=4)
         async with asyncio.TaskGroup() as tasks:
             for tenant in "aaaaaabbb":
-                scope = {"type": "http", "path": "/", TENANT: tenant}
+                scope = {"type": "http", "path": "/v1/models", TENANT: tenant}
                 tasks.create_task(shares(scope, receive, send))
             await asyncio.sleep(0)
             assert statuses == [429, 429, 429]  # two of a's, and b's past its share

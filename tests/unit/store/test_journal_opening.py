@@ -48,7 +48,7 @@ def test_what_is_read_does_not_grow_with_the_journal(tmp_path: Path, read: Count
         opened = Journal(directory)
         summary = opened.summary()
         assert summary == JournalSummary(
-            (TenantSessions("local", 3001, 0),), 12_001, (("local", "pinned"),)
+            (TenantSessions("local", 3001, 0),), 12_001, (("local", "pinned"),), 3001
         )
         assert read == {"HeadRecord": 1}
         read.clear()

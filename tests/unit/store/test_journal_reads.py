@@ -98,18 +98,18 @@ def test_a_session_comes_with_its_chain_and_who_else_is_on_it(journal: Journal) 
 
 
 def test_the_summary_counts_and_names_what_is_pinned(journal: Journal) -> None:
-    assert journal.summary() == JournalSummary((), 1, ())
+    assert journal.summary() == JournalSummary((), 1, (), 0)
     journal.commit([[PutNode(node(1)), PutHead(head("a", 1)), PutHead(unpinned("b", 1))]])
     journal.commit([[PutHead(unpinned("~n-1.2", 1)), KeepIds(9)]])
     assert journal.summary() == JournalSummary(
-        (TenantSessions("local", 2, 1),), 9, (("local", "a"),)
+        (TenantSessions("local", 2, 1),), 9, (("local", "a"),), 3
     )
     journal.commit([[PutHead(unpinned("a", 1)), PutHead(head("b", 1)), KeepIds(4)]])
     assert journal.summary() == JournalSummary(
-        (TenantSessions("local", 2, 1),), 9, (("local", "b"),)
+        (TenantSessions("local", 2, 1),), 9, (("local", "b"),), 3
     )
     journal.commit([[DeleteHead("local", "b"), DeleteHead("local", "~n-1.2")]])
-    assert journal.summary() == JournalSummary((TenantSessions("local", 1, 0),), 9, ())
+    assert journal.summary() == JournalSummary((TenantSessions("local", 1, 0),), 9, (), 1)
 
 
 def test_lists_are_by_name_in_pages(journal: Journal) -> None:
