@@ -25,6 +25,11 @@ _SUMMARY = "Of the conversation so far this summary was kept; go on from it:\n\n
 """Stands before the summary of an item ``compaction``, which is said as the user's message."""
 
 
+def is_summary(message: Mapping[str, Any]) -> bool:
+    """Whether a message is what an item ``compaction`` says."""
+    return message["role"] == "user" and (message.get("content") or "").startswith(_SUMMARY)
+
+
 def to_messages(items: Sequence[Item], *, field: str = "input") -> list[Message]:
     """Messages that say what the items say.
 
@@ -203,7 +208,7 @@ def from_messages(
         role, content = message["role"], message.get("content")
         if message.get("reasoning_content"):
             add("reasoning", summary=[], content=[reasoning_part(message["reasoning_content"])])
-        if role == "user" and content and content.startswith(_SUMMARY):
+        if is_summary(message):
             item_id = new_id("compaction", len(items))
             items.append(summary_item(item_id, content[len(_SUMMARY) :]))
         elif role == "tool":
