@@ -304,18 +304,35 @@ def name_within(namespace: str, name: str) -> str:
     return f"{namespace.removesuffix('__')}__{name}"
 
 
-def namespaces_of(tools: Sequence[Item]) -> dict[str, tuple[str, str]]:
-    """Of each function of a namespace, by the name that the model knows: namespace and own name.
+def spaces_of(tools: Sequence[Item]) -> list[tuple[str, int, int]]:
+    """Of each namespace its name, and where its functions are in :func:`to_tools`: first and count.
 
     For tools that :func:`to_tools` has read.
     """
-    return {
-        name_within(space["name"], tool["name"]): (space["name"], tool["name"])
-        for space in tools
-        if space.get("type") == "namespace"
-        for tool in space.get("tools") or ()
-        if tool.get("type") == "function"
-    }
+    spaces, first = [], 0
+    for tool in tools:
+        count = len(to_tools([tool]))
+        if tool.get("type") == "namespace" and count:
+            spaces.append((tool["name"], first, count))
+        first += count
+    return spaces
+
+
+def namespaces_of(
+    spaces: Iterable[tuple[str, int, int]], tools: Sequence[Mapping[str, Any]]
+) -> dict[str, tuple[str, str]]:
+    """Of each function of a namespace, by the name that the model knows: namespace and own name.
+
+    Args:
+        spaces: From :func:`spaces_of`.
+        tools: As templates take them.
+    """
+    found = {}
+    for space, first, count in spaces:
+        for tool in tools[first : first + count]:
+            name = tool["function"]["name"]
+            found[name] = (space, name[len(name_within(space, "")) :])
+    return found
 
 
 def from_tools(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
