@@ -324,3 +324,24 @@ def test_tools_of_a_namespace_are_called_by_it_and_their_name(tmp_path: Path) ->
             assert found["usage"]["input_tokens_details"]["cached_tokens"] == before
     assert calls == [(None, "Look", "{}"), ("mcp__sky", "Look", '{"city": "Oslo"}')]
     assert found["output"][0]["content"][0]["text"] == SAID[0]
+
+
+def test_a_stored_response_read_again_calls_by_namespace_and_name(tmp_path: Path) -> None:
+    runner = {
+        "text_dir": write_agent_text(tmp_path),
+        "script": replies(call("mcp__sky__Look", '{"city": "Oslo"}'), SAID[0]),
+    }
+    body: dict[str, Any] = {"model": MODEL, "input": "Look.", "tools": CODEX_TOOLS}
+    with http_engine(engine_config(blocks=512), runner=runner) as served:
+        conversation = served.post("/v1/conversations", {}).json()["id"]
+        made = served.post(RESPONSES, body | {"conversation": conversation}).json()
+        (item,) = made["output"]
+        assert (item["namespace"], item["name"]) == ("mcp__sky", "Look")
+        assert served.http.get(f"{RESPONSES}/{made['id']}").json()["output"] == [item]
+        listed = served.http.get(f"/v1/conversations/{conversation}/items").json()["data"]
+        assert listed[0] == item
+        # What goes on from it finds its cache: to the model the name is one.
+        result = {"type": "function_call_output", "call_id": item["call_id"], "output": "Sun."}
+        after = body | {"input": [result], "previous_response_id": made["id"]}
+        cached = served.post(RESPONSES, after).json()["usage"]["input_tokens_details"]
+        assert cached["cached_tokens"] == made["usage"]["total_tokens"] - 1

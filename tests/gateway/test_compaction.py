@@ -78,7 +78,9 @@ def test_a_conversation_that_its_client_keeps_is_made_shorter(served: HttpEngine
     assert [item["type"] for item in short["output"]] == ["message", "compaction"]
     again = compact(served, input=[*short["output"], *items])
     kinds = [item["type"] for item in again["output"]]
-    assert kinds == ["message", "compaction", "message", "compaction"]
+    assert kinds == ["message", "message", "compaction"]  # the new summary has the earlier one
+    thrice = compact(served, input=[*again["output"], *again["output"], *items])
+    assert [item["type"] for item in thrice["output"]] == [*["message"] * 5, "compaction"]
 
 
 @pytest.mark.parametrize(

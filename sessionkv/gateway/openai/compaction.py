@@ -17,7 +17,12 @@ from sessionkv.errors import InvalidRequest, TurnFailed
 from sessionkv.gateway.openai.response_body import echo_of, usage_of
 from sessionkv.gateway.openai.response_events import output_of
 from sessionkv.gateway.openai.response_ids import item_ids, new_response_id
-from sessionkv.gateway.openai.response_items import from_messages, from_tools, summary_item
+from sessionkv.gateway.openai.response_items import (
+    from_messages,
+    from_tools,
+    is_summary,
+    summary_item,
+)
 from sessionkv.gateway.openai.response_plan import plan_of
 from sessionkv.gateway.openai.response_schema import MAX_ITEMS, CacheOptions, Item, ResponseRequest
 from sessionkv.gateway.openai.response_store import Found, ResponseStore
@@ -141,6 +146,7 @@ async def _request(body: CompactRequest, store: ResponseStore) -> ResponseReques
 
 
 async def _users(store: ResponseStore, plan: Plan) -> Sequence[Mapping[str, Any]]:
-    """What the users said before the question for the summary."""
+    """What the users said before the question; earlier summaries are in the new one."""
     history = [] if plan.base is None else await store.history(plan.base)
-    return [m for m in [*history, *plan.messages][:-1] if m["role"] == "user"]
+    before = [*history, *plan.messages][:-1]
+    return [m for m in before if m["role"] == "user" and not is_summary(m)]

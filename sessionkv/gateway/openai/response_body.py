@@ -21,6 +21,7 @@ JOINT = "\n\n"
 _KEPT = "response"
 _PARTS = "system"
 _OWN = "own"
+_SPACES = "namespaces"
 _RETENTION = {"24h": "24h", "in_memory": "in_memory", "in-memory": "in_memory"}
 
 
@@ -51,18 +52,22 @@ class KeptResponse:
         system: The parts of the system prompt.
         num_history: Of the turn's messages, those that were said before this response.
         num_system: Of the system's parts, those that came in with this response's input.
+        spaces: Where among the tools those of namespaces are, as from
+            :func:`~sessionkv.gateway.openai.response_items.spaces_of`.
     """
 
     echo: Mapping[str, Any]
     system: tuple[SystemPart, ...] = ()
     num_history: int = 0
     num_system: int = 0
+    spaces: tuple[tuple[str, int, int], ...] = ()
 
     def to_metadata(self) -> dict[str, Any]:
         """For the turn; the system prompt itself is the root's."""
         parts = [[part.role, len(part.text)] for part in self.system]
         own = [self.num_history, self.num_system]
-        return {_KEPT: dict(self.echo), _PARTS: parts, _OWN: own}
+        spaces = {_SPACES: [list(space) for space in self.spaces]} if self.spaces else {}
+        return {_KEPT: dict(self.echo), _PARTS: parts, _OWN: own, **spaces}
 
     @classmethod
     def of(cls, node: NodeInfo) -> KeptResponse | None:
@@ -75,7 +80,10 @@ class KeptResponse:
             parts.append(SystemPart(role, system[start : start + length]))
             start += length + len(JOINT)
         num_history, num_system = node.metadata.get(_OWN) or (0, 0)
-        return cls(echo, tuple(parts), num_history, num_system)
+        spaces = tuple(
+            (name, first, count) for name, first, count in node.metadata.get(_SPACES, ())
+        )
+        return cls(echo, tuple(parts), num_history, num_system, spaces)
 
     @property
     def instructions(self) -> str | None:

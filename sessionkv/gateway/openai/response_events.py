@@ -186,9 +186,11 @@ def output_of(
     is_cut: bool,
     seals: bool = False,
     calls_once: bool = False,
+    namespaces: Mapping[str, tuple[str, str]] | None = None,
 ) -> list[dict[str, Any]]:
     """The items of a whole reply."""
     writer = ResponseWriter(response_id, seals=seals, calls_once=calls_once)
+    writer.namespaces = namespaces or {}
     writer.feed(pieces)
     writer.end(is_cut=is_cut)
     return writer.output

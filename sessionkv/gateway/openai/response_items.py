@@ -25,6 +25,11 @@ _SUMMARY = "Of the conversation so far this summary was kept; go on from it:\n\n
 """Stands before the summary of an item ``compaction``, which is said as the user's message."""
 
 
+def is_summary(message: Mapping[str, Any]) -> bool:
+    """Whether a message is what an item ``compaction`` says."""
+    return message["role"] == "user" and (message.get("content") or "").startswith(_SUMMARY)
+
+
 def to_messages(items: Sequence[Item], *, field: str = "input") -> list[Message]:
     """Messages that say what the items say.
 
@@ -203,7 +208,7 @@ def from_messages(
         role, content = message["role"], message.get("content")
         if message.get("reasoning_content"):
             add("reasoning", summary=[], content=[reasoning_part(message["reasoning_content"])])
-        if role == "user" and content and content.startswith(_SUMMARY):
+        if is_summary(message):
             item_id = new_id("compaction", len(items))
             items.append(summary_item(item_id, content[len(_SUMMARY) :]))
         elif role == "tool":
@@ -299,18 +304,35 @@ def name_within(namespace: str, name: str) -> str:
     return f"{namespace.removesuffix('__')}__{name}"
 
 
-def namespaces_of(tools: Sequence[Item]) -> dict[str, tuple[str, str]]:
-    """Of each function of a namespace, by the name that the model knows: namespace and own name.
+def spaces_of(tools: Sequence[Item]) -> list[tuple[str, int, int]]:
+    """Of each namespace its name, and where its functions are in :func:`to_tools`: first and count.
 
     For tools that :func:`to_tools` has read.
     """
-    return {
-        name_within(space["name"], tool["name"]): (space["name"], tool["name"])
-        for space in tools
-        if space.get("type") == "namespace"
-        for tool in space.get("tools") or ()
-        if tool.get("type") == "function"
-    }
+    spaces, first = [], 0
+    for tool in tools:
+        count = len(to_tools([tool]))
+        if tool.get("type") == "namespace" and count:
+            spaces.append((tool["name"], first, count))
+        first += count
+    return spaces
+
+
+def namespaces_of(
+    spaces: Iterable[tuple[str, int, int]], tools: Sequence[Mapping[str, Any]]
+) -> dict[str, tuple[str, str]]:
+    """Of each function of a namespace, by the name that the model knows: namespace and own name.
+
+    Args:
+        spaces: From :func:`spaces_of`.
+        tools: As templates take them.
+    """
+    found = {}
+    for space, first, count in spaces:
+        for tool in tools[first : first + count]:
+            name = tool["function"]["name"]
+            found[name] = (space, name[len(name_within(space, "")) :])
+    return found
 
 
 def from_tools(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

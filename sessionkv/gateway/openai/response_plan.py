@@ -19,7 +19,7 @@ from sessionkv.errors import (
 from sessionkv.gateway.grammars import check_calls
 from sessionkv.gateway.openai.response_body import KeptResponse, SystemPart, join_system
 from sessionkv.gateway.openai.response_ids import place_of, session_of
-from sessionkv.gateway.openai.response_items import to_messages, to_tools
+from sessionkv.gateway.openai.response_items import spaces_of, to_messages, to_tools
 from sessionkv.gateway.openai.response_schema import ResponseRequest
 from sessionkv.gateway.openai.response_store import ResponseStore, Standing
 from sessionkv.gateway.openai.response_turn import Plan
@@ -75,12 +75,13 @@ async def _going_on(
         raise InvalidRequest("input", [], "at least one item behind a previous response")
     parts = _parts(body, [p for p in before.kept.system if p.role != "instructions"])
     system = join_system(parts)
+    spaces = tuple(spaces_of(body.tools or ()))
     name = store.name(str(echo["id"]), is_stored=body.is_stored)
     if system == before.node.system and list(tools) == list(before.node.tools):
-        kept = KeptResponse(echo, parts, num_history=len(extra))
+        kept = KeptResponse(echo, parts, num_history=len(extra), spaces=spaces)
         return Plan(name, session, system, tools, [*extra, *said], kept, body.is_stored)
     history = [*await store.history(session), *extra]
-    kept = KeptResponse(echo, parts, num_history=len(history))
+    kept = KeptResponse(echo, parts, num_history=len(history), spaces=spaces)
     return Plan(name, None, system, tools, [*history, *said], kept, body.is_stored)
 
 
@@ -108,6 +109,7 @@ def _beginning(
         parts,
         num_history=max(0, len(history) - len(leading)),
         num_system=max(0, len(leading) - len(history)),
+        spaces=tuple(spaces_of(body.tools or ())),
     )
     rest = whole[len(leading) :]
     if not rest and (whole or body.conversation is not None):

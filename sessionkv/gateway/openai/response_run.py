@@ -105,7 +105,7 @@ class ResponseRun:
 
     async def _all(self, standing: Standing | None) -> AsyncGenerator[ResponseEvent, None]:
         plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
-        self._writer.namespaces = namespaces_of(self._body.tools or ())
+        self._writer.namespaces = namespaces_of(plan.kept.spaces, plan.tools)
         if plan.messages:
             demand = self._body.demand(plan.tools)
             with demand.naming(FORM):

@@ -38,7 +38,7 @@ from sessionkv.gateway.openai.response_ids import (
     passing_session_of,
     session_of,
 )
-from sessionkv.gateway.openai.response_items import from_messages, to_messages
+from sessionkv.gateway.openai.response_items import from_messages, namespaces_of, to_messages
 from sessionkv.gateway.openai.response_passing import PassingResponses
 from sessionkv.gateway.openai.response_turn import Plan, turn_of
 from sessionkv.gateway.pieces import Pieces
@@ -206,8 +206,12 @@ class ResponseStore:
         parser = self.parser(owner, calls=calls, tools=node.tools)
         pieces: list[ReplyEvent] = [*parser.feed(text), *parser.end()]
         is_cut = node.finish_reason is FinishReason.LENGTH
-        calls_once = kept is not None and kept.calls_once
-        return output_of(owner, pieces, is_cut=is_cut, calls_once=calls_once)
+        if kept is None:
+            return output_of(owner, pieces, is_cut=is_cut)
+        namespaces = namespaces_of(kept.spaces, node.tools)
+        return output_of(
+            owner, pieces, is_cut=is_cut, calls_once=kept.calls_once, namespaces=namespaces
+        )
 
     def parser(
         self, owner: str, *, calls: bool, tools: Sequence[Mapping[str, Any]] = ()
