@@ -4,8 +4,8 @@ The model sees what the template writes for the incoming messages. But where the
 reply that was sampled here, the sampled ids are taken instead of encoding its text again, which may
 give others and so lose the cache. That is done only where the ids spell the template's text at that
 very place, control tokens included, so no other text can slip in. Two things are forgiven, because
-clients change them without meaning to: whitespace at either end of a reply, and how JSON of tool
-calls is written; there the model sees what it saw before. Thoughts that a client left out of a
+clients change them without meaning to: whitespace at either end of a reply, and how values of tool
+calls are written; there the model sees what it saw before. Thoughts that a client left out of a
 stored reply are put back before the template decides about them, where the template reads them out
 of a reply's text.
 
@@ -25,6 +25,7 @@ from sessionkv.text.parting import Before, first_miss
 from sessionkv.text.reply_memory import ReplyMemory
 from sessionkv.text.root import RootText
 from sessionkv.text.spoken import same_spoken
+from sessionkv.text.tagged import tagged_calls
 from sessionkv.types import MissReport
 
 _LOOKAHEAD = 8  # replies a client may have left out in one place
@@ -91,34 +92,43 @@ def follow_ids(
 def _as_stored(
     text: TextModel, stored: Sequence[StoredMessage], messages: Sequence[Message]
 ) -> Sequence[Message]:
-    """What agrees with stored messages with what clients lose of them: thoughts, spelling of JSON.
+    """What agrees with stored messages with what clients lose of them: thoughts, spelling of calls.
 
     Thoughts are put back where the template reads them out of a reply's text, so that its own rule
     decides which of them the model sees.
     """
     has_thoughts = text.renderer.habits.reads_thoughts
-    if not has_thoughts and not any(item.message.tool_calls for item in stored):
+    if not has_thoughts and not any(message.tool_calls for message in messages):
         return messages
     count = match_history(stored, messages).num_matching
-    same = [
-        _restored(new, old, has_thoughts=has_thoughts)
-        for old, new in zip(stored, messages[:count], strict=False)
-    ]
+    same = [_restored(text, new, old) for old, new in zip(stored, messages[:count], strict=False)]
     return (*same, *messages[count:])
 
 
-def _restored(new: Message, old: StoredMessage, *, has_thoughts: bool) -> Message:
+def _restored(text: TextModel, new: Message, old: StoredMessage) -> Message:
     """A message that agrees with the stored one: its thoughts are the same, or left out."""
-    if old.message.tool_calls:
+    if old.message.tool_calls and new.tool_calls:
         new = replace(new, tool_calls=old.message.tool_calls)
-    if old.reply_ids is None or not has_thoughts or thoughts_of(new):
+    if old.reply_ids is None:
         return new
     thoughts = thoughts_of(old.message)
-    if not thoughts:
+    said = (old.message.content or "")[len(thoughts) :]
+    if new.tool_calls and not old.message.tool_calls and _is_plain_tags(text, said):
+        new = replace(new, content=thoughts_of(new) + said, tool_calls=())
+    if not thoughts or not text.renderer.habits.reads_thoughts or thoughts_of(new):
         return new
-    said, text = (old.message.content or "")[len(thoughts) :], (new.content or "").lstrip()
-    space = said[: len(said) - len(said.lstrip())] if text else "\n"
-    return replace(new, content=f"{thoughts}{space}{text}", reasoning=None)
+    shown = (new.content or "").lstrip()
+    space = said[: len(said) - len(said.lstrip())] if shown else "\n"
+    return replace(new, content=f"{thoughts}{space}{shown}", reasoning=None)
+
+
+def _is_plain_tags(text: TextModel, said: str) -> bool:
+    """Whether a reply has its calls in tags, none of which is a control token.
+
+    Templates write values in tags in more than one way, and what they write has no types by which
+    it could be compared; so the call goes back as the model wrote it.
+    """
+    return any(tagged_calls(said)) and text.renderer.marks.mark(said) == said
 
 
 def _places(raw: str, opening: str) -> list[int]:

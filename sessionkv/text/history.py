@@ -2,10 +2,11 @@
 
 Equal means: same role; same text but for whitespace at either end; same tool calls, arguments
 compared as parsed JSON, also where one side has them in its text as the model wrote them; reasoning
-the same but for whitespace at either end, or absent on one side. Reasoning may be a field of its
-own on one side and a ``<think>`` block at the start of the text on the other. Unicode is not
-normalised. This only says where the histories part; which ids may be reused is decided on rendered
-text, in :mod:`sessionkv.text.follow`.
+the same but for whitespace at either end, or absent on one side. Values in tags have no type: one
+counts as the other side's where it says the same. Reasoning may be a field of its own on one side
+and a ``<think>`` block at the start of the text on the other. Unicode is not normalised. This only
+says where the histories part; which ids may be reused is decided on rendered text, in
+:mod:`sessionkv.text.follow`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from sessionkv.text.messages import Message, ToolCall
 from sessionkv.text.spoken import calls_in
+from sessionkv.text.tagged import read_tagged
 
 _THINK = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _SHOWN_CHARS = 80
@@ -94,7 +96,9 @@ def _with_calls(message: Message, other: Message) -> Message:
     text = message.content or ""
     thoughts = _THINK.match(text)
     head = thoughts[0] if thoughts else ""
-    before, calls = calls_in(text[len(head) :])
+    before, calls = read_tagged(text[len(head) :], other.tool_calls)
+    if not calls:
+        before, calls = calls_in(text[len(head) :])
     if len(calls) != len(other.tool_calls):
         return message
     named = [replace(call, id=its.id) for call, its in zip(calls, other.tool_calls, strict=True)]

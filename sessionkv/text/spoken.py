@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sessionkv.text.messages import ToolCall
+from sessionkv.text.tagged import tagged_calls
 
 _DECODER = json.JSONDecoder(strict=False)
 _MAX_TRIES = 64
@@ -21,7 +22,7 @@ _MAX_TRIES = 64
 _SPACE = re.compile(r"\s+")
 _BESIDE_REASONING = re.compile(r"\s*(</?think>|\[/?THINK\])\s*")
 _NAMED = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*\Z")
-_MARKS = re.compile(r"(?:<[^<>\s]+>|\[/?[A-Z_]+\]|[\[\],;]|\s)*\Z")
+_MARKS = re.compile(r"(?:<[^<>\s=]+>|\[/?[A-Z_]+\]|[\[\],;]|\s)*\Z")
 
 
 def calls_in(text: str) -> tuple[str, tuple[ToolCall, ...]]:
@@ -48,12 +49,24 @@ def calls_in(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 def same_spoken(one: str, other: str) -> bool:
     """Whether two texts are equal but for the spelling of JSON objects and white space beside.
 
-    Beside the marks of reasoning too: templates write them each in their own way.
+    Beside the marks of reasoning too: templates write them each in their own way. Values in tags
+    are equal only to the character: nothing in them says whether they are JSON.
     """
     return one == other or _one_spelling(one) == _one_spelling(other)
 
 
 def _one_spelling(text: str) -> str:
+    parts: list[str] = []
+    last = 0
+    for call in tagged_calls(text):
+        written = json.dumps([call.name, call.values], sort_keys=True)
+        parts += (_untagged(text[last : call.start]), written)
+        last = call.end
+    parts.append(_untagged(text[last:]))
+    return "\n".join(parts)
+
+
+def _untagged(text: str) -> str:
     parts: list[str] = []
     last = 0
     for start, end, value in _objects(text):

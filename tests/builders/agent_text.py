@@ -31,12 +31,25 @@ TEMPLATE = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
 )
 
+_OBJECT = TEMPLATE[
+    TEMPLATE.index("{{ '<tool_call>") : TEMPLATE.rindex("{%- endfor %}{{ '<|im_end|>")
+]
+TAGGED_TEMPLATE = TEMPLATE.replace(
+    _OBJECT,
+    "{{ '<tool_call>\n<function=' + call.function.name + '>\n' }}"
+    "{%- for key, value in call.function.arguments | items %}{{ '<parameter=' + key + '>\n' }}"
+    "{{- value | tojson if value is mapping or (value is sequence and value is not string)"
+    " else value | string }}{{ '\n</parameter>\n' }}{%- endfor %}"
+    "{{ '</function>\n</tool_call>' }}",
+)
+"""The same with calls as Qwen3-Coder writes them, where values have Python's spelling."""
 
-def write_agent_text(folder: Path) -> Path:
+
+def write_agent_text(folder: Path, *, template: str = TEMPLATE) -> Path:
     """The text folder of such a model; returns the folder."""
-    files = replace(byte_text(), template=TEMPLATE)
+    files = replace(byte_text(), template=template)
     facts = json.loads(files.facts)
-    files = replace(files, facts=json.dumps(facts | {"template_digest": "agent"}))
+    files = replace(files, facts=json.dumps(facts | {"template_digest": f"agent{len(template)}"}))
     files.write(folder)
     return folder
 
@@ -44,3 +57,9 @@ def write_agent_text(folder: Path) -> Path:
 def call(name: str, arguments: str) -> str:
     """A call as the model writes it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def tagged_call(name: str, **values: str) -> str:
+    """A call as a model of :data:`TAGGED_TEMPLATE` writes it."""
+    parts = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{parts}</function>\n</tool_call>"

@@ -91,7 +91,7 @@ class Asked:
             style,
             thinking=thinking,
             only_one_call=self._may_end_early,
-            tools=self._converted.transcript.tools or (),
+            tools=self._converted.tools.all,
         )
 
     async def whole(self) -> dict[str, Any]:
