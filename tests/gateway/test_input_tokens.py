@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
+from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies, tools_folder
 from tests.builders.tool_text import write_tool_text, written_call
 
 URL = "/v1/responses"
@@ -68,9 +69,37 @@ def test_the_count_is_what_the_run_reports(served: HttpEngine) -> None:
     run_and_count(served, input=[])
 
 
-def test_what_does_not_fit_is_counted_too(served: HttpEngine) -> None:
-    counted = served.post(f"{URL}/input_tokens", {"input": "x" * 9000}).json()["input_tokens"]
-    refused = served.post(URL, {"model": MODEL, "input": "x" * 9000}).json()["error"]
+def test_what_is_not_stored_is_counted_as_its_turn_finds_its_conversation(tmp_path: Path) -> None:
+    call = written_call("look", at="Oslo")
+    thoughtful = f"<think>\nIs it cold there?\n</think>\n\nI look.\n{call}"
+    runner = {"text_dir": tools_folder(tmp_path), "script": replies(thoughtful, *SAID[1:])}
+    body: dict[str, Any] = {"model": MODEL, "tools": [TOOL], "store": False}
+    items: list[dict[str, Any]] = [{"role": "user", "content": "Is it cold?"}]
+    with http_engine(runner=runner) as served:
+        first = run_and_count(served, input=items, **body)
+        thoughts, *said = first["output"]
+        assert (thoughts["type"], said[-1]["type"]) == ("reasoning", "function_call")
+        call_id = said[-1]["call_id"]
+        items += [*said, {"type": "function_call_output", "call_id": call_id, "output": "-9"}]
+        asked = body | {"input": items}
+        helper = {"x-sessionkv-helper": "true"}
+        alone = served.post(f"{URL}/input_tokens", asked, headers=helper).json()["input_tokens"]
+        second = run_and_count(served, input=items, **body)
+        # Its client sends no thoughts: they are put back where the conversation is found.
+        put_back = len("<think>\nIs it cold there?\n</think>\n\n")
+        assert second["usage"]["input_tokens"] == alone + put_back
+        assert second["sessionkv"]["cache"]["miss"]["reason"] == "none"
+        helped = served.post(URL, asked, headers=helper).json()
+        assert helped["usage"]["input_tokens"] == alone
+        items += [*second["output"], {"role": "user", "content": "Thanks."}]
+        run_and_count(served, input=items, **body)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_what_does_not_fit_is_counted_too(served: HttpEngine, is_stored: bool) -> None:
+    body = {"model": MODEL, "input": "x" * 9000, "store": is_stored}
+    counted = served.post(f"{URL}/input_tokens", body).json()["input_tokens"]
+    refused = served.post(URL, body).json()["error"]
     assert (refused["code"], refused["n_prompt_tokens"]) == ("context_length_exceeded", counted)
 
 

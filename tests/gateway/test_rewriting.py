@@ -236,3 +236,27 @@ def test_what_is_counted_is_what_is_sent(tmp_path: Path) -> None:
             prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
             assert counted == {"input_tokens": prompt}
             assert answer["sessionkv"]["rewrites"]
+
+
+def test_responses_that_are_not_stored_are_rewritten_and_say_so(tmp_path: Path) -> None:
+    runner = {"text_dir": tools_folder(tmp_path), "script": replies("Ho.", "So.")}
+    plan, url = note("Plan."), "/v1/responses"
+    monday = {"field": "messages[0]", "moved": "Today's date: Mon Nov 30 2026", "to": "messages[1]"}
+    moved = {"field": "messages[3]", "moved": "system-reminder", "to": "messages[1]"}
+    with http_engine(engine_config(blocks=512), runner=runner, steady_prompts=True) as served:
+        body: dict[str, Any] = {"model": MODEL, "store": False}
+        body["instructions"] = env("Mon Nov 30 2026")["content"]
+        first, again = said(f"Hi {plan}"), said("Hi", "Ho.", f"And? {plan}")
+        for messages, rewrites in ((first, [monday]), (again, [moved, monday])):
+            asked = body | {"input": messages}
+            counted = served.post(f"{url}/input_tokens", asked).json()["input_tokens"]
+            answer = served.post(url, asked).json()
+            assert answer["sessionkv"]["rewrites"] == rewrites
+            assert counted == answer["usage"]["input_tokens"]
+        streamed = served.stream(url, asked | {"stream": True})[-1]["response"]
+        assert streamed["sessionkv"]["rewrites"] == rewrites
+        assert answer["sessionkv"]["cache"]["miss"]["reason"] == "none"
+        # What is stored, and what asks for nothing of it, the model sees as it was sent.
+        for fields, headers in (({"store": True}, {}), ({}, {"x-sessionkv-steady": "false"})):
+            plain = served.post(url, asked | fields, headers=headers).json()
+            assert "rewrites" not in plain["sessionkv"]

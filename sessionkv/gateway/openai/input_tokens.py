@@ -36,7 +36,8 @@ async def input_tokens(
 ) -> int:
     """Input tokens of a request.
 
-    The very turn is asked for, with so many tokens to generate as fit beside no prompt at all. The
+    One that leaves no response is counted as its turn would find its conversation. Else the very
+    turn is asked for, with so many tokens to generate as fit beside no prompt at all. The
     engine refuses it with the prompt's length before anything of it is queued or computed, and what
     was made for it is deleted.
 
@@ -56,6 +57,8 @@ async def input_tokens(
     plan = await plan_of(store, body, echo, standing)
     if not plan.messages:
         return 0
+    if plan.is_passing:
+        return await store.passing.count(plan)
     options = TurnOptions(sampling=SamplingParams(max_tokens=served.max_model_len))
     try:
         await store.whole(plan, options)

@@ -7,7 +7,7 @@ their content too, after a restart as well; under a response's id there is nothi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from sessionkv.client import StreamEvent, TurnResult
@@ -20,7 +20,11 @@ from sessionkv.gateway.transcript import Message, Transcript
 
 
 class PassingResponses:
-    """Runs plans that are not stored and begin anew, for one request. One event loop."""
+    """Runs plans that are not stored and begin anew, for one request. One event loop.
+
+    Attributes:
+        rewrites: What the model saw elsewhere than the client has it, once a turn has begun.
+    """
 
     def __init__(self, conversations: Conversations, headers: Mapping[str, str]) -> None:
         """Over a caller's conversations.
@@ -31,6 +35,7 @@ class PassingResponses:
         """
         self._conversations = conversations
         self._headers = headers
+        self.rewrites: Sequence[Mapping[str, str]] = ()
 
     async def run(
         self,
@@ -51,14 +56,14 @@ class PassingResponses:
         Raises:
             SessionKVError: The turn failed.
         """
-        system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
-        transcript = Transcript([*system, *plan.messages], plan.tools or None)
+        transcript = _transcript(plan)
         keeping = Keeping(is_helper=True) if reply_of is None else self._keeping(plan, transcript)
         exchange = self._conversations.begin(transcript, keeping)
         exchange.ends_at = ends_at
         try:
             async with aclosing(exchange.stream(**options)) as events:
                 async for event in events:
+                    self.rewrites = exchange.rewrites
                     reply = reply_of(event.result) if reply_of and event.result else None
                     if reply is not None:
                         exchange.keep(reply)
@@ -66,6 +71,16 @@ class PassingResponses:
                     yield event
         finally:
             await exchange.close()
+
+    async def count(self, plan: Plan) -> int:
+        """How many prompt tokens a plan would have, were it run now; nothing is made for it.
+
+        Raises:
+            SessionKVError: They cannot be counted.
+        """
+        transcript = _transcript(plan)
+        exchange = self._conversations.begin(transcript, self._keeping(plan, transcript))
+        return await exchange.count()
 
     def _keeping(self, plan: Plan, transcript: Transcript) -> Keeping:
         echo = plan.kept.echo
@@ -77,3 +92,8 @@ class PassingResponses:
         )
         label = echo.get("prompt_cache_key") or named(self._headers)
         return Keeping(is_helper=helper, label=label, is_steady=says_steady(self._headers))
+
+
+def _transcript(plan: Plan) -> Transcript:
+    system = [] if plan.system is None else [{"role": "system", "content": plan.system}]
+    return Transcript([*system, *plan.messages], plan.tools or None)

@@ -212,7 +212,7 @@ class ResponseRun:
         }
         usage = usage_of(counts, output)
         whole = self._object(status_of(result.finish_reason), output=output, usage=usage)
-        report = extension([result])
+        report = extension([result], self._store.passing.rewrites)
         if not plan.is_stored:
             report.pop("node", None)
         cache = self._body.prompt_cache_options

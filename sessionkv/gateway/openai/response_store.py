@@ -87,6 +87,7 @@ class ResponseStore:
     Attributes:
         style: How the model writes replies.
         notes: Of responses that are made in the background.
+        passing: Runs and counts what is not stored and begins anew.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ResponseStore:
             later: Has something done that nobody waits for.
             pieces: What tokens stand for.
             run: Names this run of the gateway.
-            passing: Runs what is not stored.
+            passing: The request's own, for what is not stored.
         """
         self._client = client
         self._pieces = pieces
@@ -115,7 +116,7 @@ class ResponseStore:
         self.style = style
         self._later = later
         self._run = run
-        self._passing = passing
+        self.passing = passing
 
     # Reading ---------------------------------------------------------------------------------
 
@@ -261,9 +262,9 @@ class ResponseStore:
             PreviousResponseNotFound: What it goes on from was deleted meanwhile.
             SessionKVError: The turn failed, or could not be forgotten.
         """
-        if plan.base is None and not plan.is_stored:
+        if plan.is_passing:
             reply_of = partial(self._reply, plan)
-            async with aclosing(self._passing.run(plan, options, ends_at, reply_of)) as events:
+            async with aclosing(self.passing.run(plan, options, ends_at, reply_of)) as events:
                 async for event in events:
                     yield event
             return
@@ -292,8 +293,8 @@ class ResponseStore:
     async def whole(self, plan: Plan, options: TurnOptions) -> TurnResult:
         """As :meth:`run`, for its result alone: nobody goes on from it."""
         result: TurnResult | None = None
-        if plan.base is None and not plan.is_stored:
-            running = self._passing.run(plan, options, _never, None)
+        if plan.is_passing:
+            running = self.passing.run(plan, options, _never, None)
         else:
             running = self.run(plan, options, _never)
         async with aclosing(running) as events:

@@ -37,6 +37,11 @@ class Plan:
     is_stored: bool
 
     @property
+    def is_passing(self) -> bool:
+        """It begins anew and no response is left of it: its conversation is found by content."""
+        return self.base is None and not self.is_stored
+
+    @property
     def response_id(self) -> str:
         """Id of the response."""
         return str(self.kept.echo["id"])

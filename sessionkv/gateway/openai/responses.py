@@ -34,8 +34,7 @@ def router(services: Services) -> APIRouter:
         """Answer, at once or as a stream, or in the background."""
         served = await services.model()
         served.require(body.model)
-        if says_helper(request.headers, body.metadata):
-            body = body.model_copy(update={"store": False})
+        body = body.model_copy(update=_kept(body, request))
         body.check()
         run = ResponseRun(
             body,
@@ -60,6 +59,7 @@ def router(services: Services) -> APIRouter:
         """Count the input tokens of a request for a response, exactly."""
         served = await services.model()
         served.require(body.model or served.id)
+        body = body.model_copy(update=_kept(body, request))
         body.check()
         tokens = await input_tokens(
             body,
@@ -140,6 +140,11 @@ def router(services: Services) -> APIRouter:
         return body
 
     return routes
+
+
+def _kept(body: ResponseRequest, request: Request) -> dict[str, Any]:
+    """What becomes of a request that says that nothing is to be kept of it."""
+    return {"store": False} if says_helper(request.headers, body.metadata) else {}
 
 
 async def _framed(events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
