@@ -35,7 +35,7 @@ def router(services: Services) -> APIRouter:
         served = await services.model()
         served.require(body.model)
         if says_helper(request.headers, body.metadata):
-            body = body.model_copy(update={"store": False})
+            body = body.for_helper()
         body.check()
         run = ResponseRun(
             body,
