@@ -15,10 +15,12 @@ from sessionkv.client import AsyncClient
 from sessionkv.client.results import NodeInfo
 from sessionkv.errors import (
     ItemNotFound,
+    ResponseNotFound,
     SessionBusy,
     SessionKVError,
     SessionNotFound,
 )
+from sessionkv.gateway.openai.conversation_entries import ConversationEntries
 from sessionkv.gateway.openai.conversation_log import FOLD_AT, ConversationLog, document_of
 from sessionkv.gateway.openai.conversation_sums import ConversationEvent
 from sessionkv.gateway.openai.response_body import KeptResponse
@@ -56,6 +58,7 @@ class ConversationStore:
         """
         self._client = client
         self._log = ConversationLog(client)
+        self._entries = ConversationEntries(client)
         self._responses = responses
         self._answering = answering
 
@@ -77,6 +80,26 @@ class ConversationStore:
         if conversation_id in self._answering:
             raise SessionBusy("a response is being made in this conversation", param="conversation")
 
+    async def catch_up(self, conversation_id: str) -> None:
+        """Take in responses that are there, and that a crash kept out; within :meth:`answering`.
+
+        Raises:
+            ConversationNotFound: There is no such conversation.
+        """
+        for response_id in await self._entries.of(conversation_id):
+            with contextlib.suppress(ResponseNotFound):
+                turn = (await self._responses.find(response_id)).node.node
+                if all(e.node != turn for e in await self._log.events(conversation_id)):
+                    await self._take_in(conversation_id, response_id)
+            await self._entries.end(conversation_id, response_id)
+
+    async def _caught_up(self, conversation_id: str) -> None:
+        """The same for who makes no response; while one is made, its maker has seen to it."""
+        left = conversation_id not in self._answering and await self._entries.of(conversation_id)
+        if left and conversation_id not in self._answering:
+            with self.answering(conversation_id):
+                await self.catch_up(conversation_id)
+
     # Reading ---------------------------------------------------------------------------------
 
     async def require(self, conversation_id: str) -> None:
@@ -86,6 +109,7 @@ class ConversationStore:
             ConversationNotFound: There is not.
         """
         await self._log.events(conversation_id)
+        await self._caught_up(conversation_id)
 
     async def body(self, conversation_id: str) -> dict[str, Any]:
         """The object ``conversation``.
@@ -119,6 +143,7 @@ class ConversationStore:
         Raises:
             ConversationNotFound: There is no such conversation.
         """
+        await self._caught_up(conversation_id)
         return await self._read(conversation_id, self._items)
 
     async def _items(self, events: Sequence[ConversationEvent]) -> list[Item]:
@@ -154,6 +179,7 @@ class ConversationStore:
         Raises:
             ConversationNotFound: There is no such conversation.
         """
+        await self._caught_up(conversation_id)
         return await self._read(conversation_id, self._standing)
 
     async def _standing(self, events: Sequence[ConversationEvent]) -> Standing:
@@ -218,7 +244,7 @@ class ConversationStore:
             SessionBusy: A response is being made in it.
         """
         named = _named(items)
-        await self._log.events(conversation_id)
+        await self.require(conversation_id)
         self._require_rest(conversation_id)
         document = {"items": named}
         self._fold_if_long(conversation_id, await self._log.append(conversation_id, "i", document))
@@ -237,12 +263,31 @@ class ConversationStore:
         self._fold_if_long(conversation_id, await self._log.append(conversation_id, "d", document))
         return await self.body(conversation_id)
 
-    async def add_response(self, conversation_id: str, response_id: str) -> None:
-        """A response is there that goes on from it, within :meth:`answering`.
+    async def expect(self, conversation_id: str, response_id: str) -> None:
+        """A response is going to be made that is to be in it, within :meth:`answering`.
+
+        From here on the response is in the conversation if it is there, whatever ends when;
+        :meth:`add_response` or :meth:`expect_no_more` comes behind.
 
         Raises:
-            ConversationNotFound: It was deleted meanwhile.
+            Overloaded: There is no room for the note.
         """
+        await self._entries.begin(conversation_id, response_id)
+
+    async def expect_no_more(self, conversation_id: str, response_id: str) -> None:
+        """The response is not there, and will not be."""
+        await self._entries.end(conversation_id, response_id)
+
+    async def add_response(self, conversation_id: str, response_id: str) -> None:
+        """The response is there, within :meth:`answering`.
+
+        Raises:
+            ConversationNotFound: The conversation was deleted meanwhile.
+        """
+        await self._take_in(conversation_id, response_id)
+        await self._entries.end(conversation_id, response_id)
+
+    async def _take_in(self, conversation_id: str, response_id: str) -> None:
         session = self._client.session(session_of(response_id))
         count = await self._log.next(conversation_id, "r", session.fork)
         self._fold_if_long(conversation_id, count)

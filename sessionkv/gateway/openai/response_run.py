@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
-from sessionkv.errors import SessionKVError
+from sessionkv.errors import InvalidRequest, SessionKVError
 from sessionkv.gateway.errors import Problem
 from sessionkv.gateway.grammars import Demand
 from sessionkv.gateway.openai.cache_diagnostics import compared_to, diagnosis
@@ -75,6 +75,7 @@ class ResponseRun:
         self._plan: Plan | None = None
         self._logprobs: TextLogprobs | None = None
         self.is_settling = False
+        self._is_expected = False
 
     @property
     def is_streamed(self) -> bool:
@@ -92,16 +93,28 @@ class ResponseRun:
         What is wrong with the request, or keeps its turn from being taken, is raised before the
         first event.
         """
-        with ExitStack() as held:
+        async with AsyncExitStack() as held:
             standing = None
             if self._body.conversation_id is not None:
                 conversation_id = self._body.conversation_id
                 await self._conversations.require(conversation_id)
                 held.enter_context(self._conversations.answering(conversation_id))
+                await self._conversations.catch_up(conversation_id)
                 standing = await self._conversations.standing(conversation_id)
+                held.push_async_callback(self._leave, conversation_id)
             async with aclosing(self._all(standing)) as events:
                 async for event in events:
                     yield event
+
+    async def _leave(self, conversation_id: str) -> None:
+        """Without a turn there is nothing for the conversation to expect; first it has to be gone.
+
+        Where the engine cannot be told, whoever uses the conversation next sees to it.
+        """
+        if self._is_expected and not self.is_settling and self._plan is not None:
+            with suppress(SessionKVError):
+                await self._store.forget(self._plan)
+                await self._conversations.expect_no_more(conversation_id, self.id)
 
     async def _all(self, standing: Standing | None) -> AsyncGenerator[ResponseEvent, None]:
         plan = self._plan = await plan_of(self._store, self._body, self._echo, standing)
@@ -114,6 +127,9 @@ class ResponseRun:
                         yield event
             return
         # A request that says nothing, as clients send it to see who is there.
+        if self._body.background:
+            why = "at least one item where a response is made in the background"
+            raise InvalidRequest("input", [], why)
         self._echo["store"] = False
         for first in self._writer.begin(self._object("in_progress")):
             yield first
@@ -135,6 +151,9 @@ class ResponseRun:
             await self._store.notes.begin(plan)
             for said in writer.begin(self._object("queued")):
                 yield said
+        if self._body.conversation_id is not None:
+            self._is_expected = True
+            await self._conversations.expect(self._body.conversation_id, self.id)
         has_begun = False
 
         def ends_at() -> int | None:
@@ -193,6 +212,7 @@ class ResponseRun:
                 await self._conversations.add_response(body.conversation_id, self.id)
             except SessionKVError:
                 await self._store.delete(self.id)  # it is in its conversation, or not at all
+                await self._conversations.expect_no_more(body.conversation_id, self.id)
                 raise
         if body.is_stored and body.pin is not None:
             self._store.pin(self.id, *body.pin)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints
 
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.grammars import ANY_JSON, Demand
+from sessionkv.gateway.helpers import HEADER, METADATA
 from sessionkv.gateway.keeping import DAY_S, IN_MEMORY_S
 from sessionkv.gateway.openai.schema import Body, Sampling
 from sessionkv.types.sampling import MAX_LOGPROBS
@@ -164,6 +165,18 @@ class ResponseRequest(Sampling):
         if cache is not None and cache.ttl is not None:
             return ("disk", DAY_S / 2) if cache.ttl == "12h" else ("host", HALF_HOUR_S)
         return None if self.prompt_cache_retention is None else ("host", IN_MEMORY_S)
+
+    def for_helper(self) -> Self:
+        """The same where the client said that nothing is to be kept of it.
+
+        Raises:
+            InvalidRequest: It asks for what is kept.
+        """
+        for name in ("background", "conversation"):
+            if getattr(self, name):
+                why = f"nothing is kept of a request with {HEADER} or {METADATA}; leave out either"
+                raise refused(name, getattr(self, name), why)
+        return self.model_copy(update={"store": False})
 
     def check(self) -> None:
         """See that everything that is asked for is done.

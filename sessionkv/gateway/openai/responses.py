@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -22,6 +22,8 @@ from sessionkv.gateway.openai.stores import Stores
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import STREAMED, EventStream, named, openai_error, unless_gone
 
+Asked = TypeVar("Asked", bound=ResponseRequest)
+
 
 def router(services: Services) -> APIRouter:
     """Routes of Responses and Conversations."""
@@ -34,7 +36,7 @@ def router(services: Services) -> APIRouter:
         """Answer, at once or as a stream, or in the background."""
         served = await services.model()
         served.require(body.model)
-        body = body.model_copy(update=_kept(body, request))
+        body = _kept(body, request)
         body.check()
         run = ResponseRun(
             body,
@@ -59,7 +61,7 @@ def router(services: Services) -> APIRouter:
         """Count the input tokens of a request for a response, exactly."""
         served = await services.model()
         served.require(body.model or served.id)
-        body = body.model_copy(update=_kept(body, request))
+        body = _kept(body, request)
         body.check()
         tokens = await input_tokens(
             body,
@@ -142,9 +144,9 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-def _kept(body: ResponseRequest, request: Request) -> dict[str, Any]:
-    """What becomes of a request that says that nothing is to be kept of it."""
-    return {"store": False} if says_helper(request.headers, body.metadata) else {}
+def _kept(body: Asked, request: Request) -> Asked:
+    """A request as it is where it says that nothing is to be kept of it."""
+    return body.for_helper() if says_helper(request.headers, body.metadata) else body
 
 
 async def _framed(events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
