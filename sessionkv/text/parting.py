@@ -75,7 +75,7 @@ def first_miss(
         return replace(found, part=part, turn=0)
     if part == "system":
         return replace(found, part=part, turn=0, message=None if root.system is None else 0)
-    reason, index = _blamed(before.messages, messages, at)
+    reason, index = _blamed(text, before.messages, messages, at)
     turn = before.messages[index].turn
     return replace(found, reason=reason, part="message", turn=turn, message=index)
 
@@ -86,7 +86,7 @@ def _parting(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _blamed(
-    stored: Sequence[StoredMessage], messages: Sequence[Message], at: int
+    text: TextModel, stored: Sequence[StoredMessage], messages: Sequence[Message], at: int
 ) -> tuple[MissReason, int]:
     """Whether the client or the template changed what stands at a place, and which message it is.
 
@@ -94,17 +94,22 @@ def _blamed(
     it differs.
     """
     same = match_history(stored, messages).num_matching
-    if same == len(stored) or at < _begin(stored, same):
+    if same == len(stored) or at < _begin(text, stored, same):
         index = next((i for i, item in enumerate(stored) if at < item.end_token), len(stored) - 1)
         return MissReason.TEMPLATE_REWROTE, index
     return MissReason.HISTORY_EDITED, same
 
 
-def _begin(stored: Sequence[StoredMessage], index: int) -> int:
-    """Where what came in together with a message begins; a reply, where it begins itself."""
+def _begin(text: TextModel, stored: Sequence[StoredMessage], index: int) -> int:
+    """Where what came in together with a message begins; a reply, where its opening begins.
+
+    The opening came in with the message before, but says that a reply follows: where another
+    message stands there instead, the ids part within it.
+    """
     ends = [item.end_token for item in stored[:index]]
     if stored[index].reply_ids is not None:
-        return ends[-1] if ends else 0
+        opening = text.encoder.encode(text.renderer.habits.opening)
+        return max(0, ends[-1] - len(opening)) if ends else 0
     return max((end for end in ends if end != stored[index].end_token), default=0)
 
 

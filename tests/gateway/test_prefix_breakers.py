@@ -92,6 +92,18 @@ def cut_out(body: dict[str, Any]) -> None:
     del body["messages"][2:4]
 
 
+def cut_answer(body: dict[str, Any]) -> None:
+    del body["messages"][4]
+
+
+def put_behind(body: dict[str, Any]) -> None:
+    body["messages"].insert(2, user("In Celsius, please."))
+
+
+def summed_up(body: dict[str, Any]) -> None:
+    body["messages"][2:4] = [user("Summary: you looked it up.")]
+
+
 def rewritten_json(body: dict[str, Any]) -> None:
     function = body["messages"][2]["tool_calls"][0]["function"]
     arguments = dict(reversed(json.loads(function["arguments"]).items()))
@@ -152,6 +164,9 @@ BREAKERS = (
     Breaker("an old message edited", edited, "messages[3]", 3),
     Breaker("an old answer edited", edited_answer, "messages[4]", 4),
     Breaker("old messages cut out", cut_out, "messages[2]", 2),
+    Breaker("an answer cut out", cut_answer, "messages[4]", 4),
+    Breaker("a message put behind the user's", put_behind, "messages[2]", 2),
+    Breaker("old messages replaced by a summary", summed_up, "messages[2]", 2),
     Breaker("the JSON of a tool call written anew", rewritten_json),
     Breaker("white space at the ends of an answer", trimmed),
     Breaker("other ids of tool calls", renamed_calls),
