@@ -210,7 +210,7 @@ def from_messages(
             add("reasoning", summary=[], content=[reasoning_part(message["reasoning_content"])])
         if is_summary(message):
             item_id = new_id("compaction", len(items))
-            items.append(summary_item(item_id, content[len(_SUMMARY) :]))
+            items.append(summary_item(item_id, str(content)[len(_SUMMARY) :]))
         elif role == "tool":
             call_id = message.get("tool_call_id") or ""
             add("function_call_output", call_id=call_id, output=content or "")
