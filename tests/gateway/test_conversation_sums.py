@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sessionkv.gateway.openai import conversation_store
+from sessionkv.gateway.openai import conversation_log, conversation_store, conversation_sums
+from sessionkv.gateway.openai.conversation_log import ConversationLog
 from sessionkv.gateway.openai.conversation_sums import (
     PIECE_CHARS,
     ConversationEvent,
@@ -78,7 +81,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def items(served: Gateway, conversation: str) -> list[dict[str, Any]]:
-    params = {"order": "asc", "limit": 100}
+    params: dict[str, str | int] = {"order": "asc", "limit": 100}
     found: list[dict[str, Any]] = served.http.get(
         f"{URL}/{conversation}/items", params=params
     ).json()["data"]
@@ -160,3 +163,100 @@ def test_a_sum_that_a_crash_cut_off_changes_nothing(tmp_path: Path) -> None:
         for number in range(FOLD_AT):
             ask(served, conversation, str(number))
         assert items(served, conversation)[: len(expected)] == expected
+
+
+class HeldFold:
+    """Keeps a fold where it has read the conversation and has written nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_there, self.goes_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(conversation_log, "packed", self._packed)
+
+    def _packed(self, document: Mapping[str, Any]) -> list[str]:
+        self.is_there.set()
+        assert self.goes_on.wait(60)
+        return packed(document)
+
+
+def folding(served: Gateway, held: HeldFold) -> str:
+    """A conversation that is being summed up."""
+    conversation: str = served.post(URL, {}).json()["id"]
+    for number in range(FOLD_AT - 1):
+        served.post(f"{URL}/{conversation}/items", {"items": [user(f"item {number}")]})
+    assert held.is_there.wait(60)
+    return conversation
+
+
+def test_a_deletion_waits_for_the_sum_that_is_being_made(
+    served: HttpEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, done, waits = HeldFold(monkeypatch), [], threading.Event()
+    conversation = folding(served, held)
+    lock, drop = conversation_store.ConversationStore._lock, ConversationLog._drop
+
+    def seen_lock(self: Any, conversation_id: str) -> Any:
+        waits.set()
+        return lock(self, conversation_id)
+
+    async def seen_drop(self: Any, event: ConversationEvent) -> None:
+        done.append(event.kind)
+        await drop(self, event)
+
+    monkeypatch.setattr(conversation_store.ConversationStore, "_lock", seen_lock)
+    monkeypatch.setattr(ConversationLog, "_drop", seen_drop)
+    with ThreadPoolExecutor(1) as beside:
+        deleting = beside.submit(served.http.delete, f"{URL}/{conversation}")
+        assert waits.wait(60)
+        assert done == []
+        held.goes_on.set()
+        assert deleting.result(60).json()["deleted"] is True
+    # First the fold took away what is in the sum, then the deletion the witness and the sum.
+    assert sorted(done[: FOLD_AT - 1]) == [*"iiii", "m"]
+    assert done[FOLD_AT - 1 :] == ["i", "s0000-0001"]
+    assert sessions(served, conversation) == []
+
+
+def test_a_deletion_by_another_gateway_leaves_nothing_of_a_sum_either(
+    served: HttpEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFold(monkeypatch)
+    with gateway(served.engine.endpoint) as other:
+        conversation = folding(served, held)
+        assert other.http.delete(f"{URL}/{conversation}").json()["deleted"] is True
+    held.goes_on.set()
+    # Waits for the fold, which has seen that its witness is gone.
+    assert served.http.delete(f"{URL}/{conversation}").status_code == 404
+    assert sessions(served, conversation) == []
+
+
+def test_a_sum_of_many_pieces_is_made_no_more_often(
+    served: HttpEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_sums, "PIECE_CHARS", 32)
+    fold, ends = ConversationLog.fold, []
+
+    async def seen(
+        self: Any, conversation_id: str, witness: ConversationEvent, document: Mapping[str, Any]
+    ) -> None:
+        ends.append(witness.number)
+        await fold(self, conversation_id, witness, document)
+
+    monkeypatch.setattr(ConversationLog, "fold", seen)
+    conversation, events = served.post(URL, {}).json()["id"], 4 * FOLD_AT
+    for number in range(1, events):
+        served.post(f"{URL}/{conversation}/items", {"items": [user(f"item {number}")]})
+    listed = items(served, conversation)
+    assert [item["content"][0]["text"] for item in listed] == [
+        f"item {n}" for n in range(1, events)
+    ]
+    assert any(kind.startswith("s") for kind in kinds(served, conversation))
+    assert len(sessions(served, conversation)) > 2 * FOLD_AT  # of which most are pieces
+    # Each sum takes in all but the last of at least so many events.
+    assert ends
+    assert all(end - start >= FOLD_AT - 1 for start, end in zip([0, *ends], ends, strict=False))
+    assert served.http.delete(f"{URL}/{conversation}").status_code == 200
+    assert sessions(served, conversation) == []
+
+
+def kinds(served: HttpEngine, conversation: str) -> list[str]:
+    return [name.rpartition(".")[2] for name in sessions(served, conversation)]

@@ -9,9 +9,10 @@
     http:conv:<id>.00000002.s0000-0001  the sum of what happened before 2, and its only piece
 
 An event never changes, so there is nothing that a crash could leave half changed. When there are
-:data:`FOLD_AT` of them, a sum takes the place of those before the last response. So a conversation
-holds at most so many sessions and one for each 48 KiB of its text, packed; they stay until it is
-deleted.
+:data:`FOLD_AT` of them, a sum takes the place of those before the last response. The first event
+that is not in a sum is its witness: only a deletion, or a later sum, takes it away, and then the
+sum is not to be there either. So a conversation holds at most so many sessions and one for each
+48 KiB of its text, packed; they stay until it is deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from sessionkv.client import AsyncClient
 from sessionkv.client.results import NodeInfo
@@ -40,6 +42,8 @@ from sessionkv.gateway.openai.conversation_sums import (
 )
 from sessionkv.gateway.openai.response_ids import is_conversation_id
 
+S = TypeVar("S")
+T = TypeVar("T")
 _PREFIX = "http:conv:"
 _DOCUMENT = "conversation"
 _PIECE = "piece"
@@ -104,7 +108,7 @@ class ConversationLog:
         await self._open(_name(conversation_id, 0, "m"), document)
 
     async def append(self, conversation_id: str, kind: str, document: Mapping[str, Any]) -> int:
-        """Note that something happened; how many events there are then.
+        """Note that something happened; how many events there are then, a sum left out.
 
         Raises:
             ConversationNotFound: There is no such conversation.
@@ -121,7 +125,7 @@ class ConversationLog:
             events = await self.events(conversation_id)
             with contextlib.suppress(SessionExists):
                 await make(_name(conversation_id, events[-1].number + 1, kind))
-                return len(events) + 1
+                return sum(event.piece is None for event in events) + 1
         raise SessionBusy("much happens in this conversation at once", param="conversation")
 
     async def _open(self, name: str, document: Mapping[str, Any]) -> None:
@@ -151,26 +155,33 @@ class ConversationLog:
         listed = await self._listed(conversation_id)
         if not listed:
             raise ConversationNotFound(conversation_id)
-        # Its beginning goes last: what a crash leaves is still a conversation, to be deleted again.
-        last = in_force(listed)
-        for event in [*(event for event in listed if event not in last), *reversed(last)]:
-            await self._drop(event)
+        while listed:  # again, for what another gateway's fold has written meanwhile
+            # Its beginning goes last: what a crash leaves is a conversation, to be deleted again.
+            last = in_force(listed)
+            for event in [*(event for event in listed if event not in last), *reversed(last)]:
+                await self._drop(event)
+            listed = await self._listed(conversation_id)
 
-    async def fold(self, conversation_id: str, number: int, document: Mapping[str, Any]) -> None:
-        """Let a sum take the place of all events before one.
+    async def fold(
+        self, conversation_id: str, witness: ConversationEvent, document: Mapping[str, Any]
+    ) -> None:
+        """Let a sum take the place of all events before one; of a deleted conversation none stays.
 
         Args:
             conversation_id: The conversation.
-            number: Of the first event that is not in the sum.
-            document: The sum.
+            witness: The first event that is not in the sum.
+            document: The sum. It is packed in a thread, since it may be long.
         """
-        pieces = packed(document)
+        number, pieces = witness.number, await _aside(packed, document)
         for kind, piece in zip(kinds_of(pieces), pieces, strict=True):
             with contextlib.suppress(SessionExists):  # a fold that a crash cut off had made it
                 await self._open(_name(conversation_id, number, kind), {_PIECE: piece})
-        last = {event.session for event in in_force(await self._listed(conversation_id))}
-        for event in await self._listed(conversation_id):
-            if event.session not in last and event.number <= number:
+        listed = await self._listed(conversation_id)
+        is_there = any(event.session == witness.session for event in listed)
+        last = {event.session for event in in_force(listed)} if is_there else set()
+        for event in listed:
+            is_own = event.number == number and event.piece is not None
+            if event.session not in last and (is_own or (is_there and event.number <= number)):
                 await self._drop(event)
 
     async def sum_of(self, events: Sequence[ConversationEvent]) -> dict[str, Any] | None:
@@ -179,11 +190,21 @@ class ConversationLog:
         if not pieces:
             return None
         nodes = await self.nodes(pieces)
-        return unpacked(document_of(nodes[event.node])[_PIECE] for event in pieces)
+        texts = [document_of(nodes[event.node])[_PIECE] for event in pieces]
+        return await _aside(unpacked, texts)
 
     async def _drop(self, event: ConversationEvent) -> None:
         with contextlib.suppress(SessionNotFound):
             await self._client.delete(event.session)
+
+
+async def _aside(work: Callable[[S], T], value: S) -> T:
+    """What work makes of a value that may be long, in a thread that ends with it."""
+    threads = ThreadPoolExecutor(1, "conversation")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, work, value)
+    finally:
+        threads.shutdown(wait=False)
 
 
 def _name(conversation_id: str, number: int, kind: str) -> str:

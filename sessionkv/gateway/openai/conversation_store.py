@@ -5,15 +5,17 @@ What a conversation is now follows from reading what happened in it, in order; n
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sessionkv.client import AsyncClient
 from sessionkv.client.results import NodeInfo
 from sessionkv.errors import (
+    ConversationNotFound,
     ItemNotFound,
     ResponseNotFound,
     SessionBusy,
@@ -48,6 +50,7 @@ class ConversationStore:
         client: AsyncClient,
         responses: ResponseStore,
         answering: set[str],
+        locks: MutableMapping[str, asyncio.Lock],
     ) -> None:
         """Over a caller's connection.
 
@@ -55,12 +58,15 @@ class ConversationStore:
             client: The connection.
             responses: The caller's.
             answering: Conversations in which a response is being made, of all callers.
+            locks: Of conversations that are being summed up or deleted, of all callers; one that
+                nobody holds or waits for need not stay.
         """
         self._client = client
         self._log = ConversationLog(client)
         self._entries = ConversationEntries(client)
         self._responses = responses
         self._answering = answering
+        self._locks = locks
 
     @contextmanager
     def answering(self, conversation_id: str) -> Iterator[None]:
@@ -299,25 +305,38 @@ class ConversationStore:
     async def _fold(self, conversation_id: str) -> None:
         """Sum up what happened before the last response, which is gone on from.
 
-        Where that is little, since much was added by hand behind it, all of it is summed up: the
-        next response then writes the conversation anew.
+        Where that is little, since much was added by hand behind it, all but the last event is
+        summed up: the next response then writes the conversation anew. Nothing is done where
+        another fold left few events, or the conversation was deleted.
         """
-        events = await self._log.events(conversation_id)
-        end = max((place for place, event in enumerate(events) if event.kind == "r"), default=0)
-        if end < FOLD_AT // 2:
-            end = len(events)
-        number = events[end].number if end < len(events) else events[-1].number + 1
-        document = await self._document(events[:end])
-        items = await self._items(events[:end])
-        await self._log.fold(conversation_id, number, {**document, "items": items})
+        async with self._lock(conversation_id):
+            try:
+                events = await self._log.events(conversation_id)
+            except ConversationNotFound:
+                return
+            since = [event for event in events if event.piece is None]
+            if len(since) < FOLD_AT:
+                return
+            end = max((place for place, event in enumerate(since) if event.kind == "r"), default=0)
+            if end < FOLD_AT // 2:
+                end = len(since) - 1
+            before = events[: len(events) - len(since) + end]  # the pieces of a sum are first
+            document = await self._document(before)
+            items = await self._items(before)
+            await self._log.fold(conversation_id, since[end], {**document, "items": items})
+
+    def _lock(self, conversation_id: str) -> asyncio.Lock:
+        """Held by who sums a conversation up, or deletes it."""
+        return self._locks.setdefault(conversation_id, asyncio.Lock())
 
     async def delete(self, conversation_id: str) -> None:
-        """Forget all of it; its responses stay.
+        """Forget all of it, after a fold that is under way; its responses stay.
 
         Raises:
             ConversationNotFound: There is no such conversation.
         """
-        await self._log.delete(conversation_id)
+        async with self._lock(conversation_id):
+            await self._log.delete(conversation_id)
 
 
 def _found(node: NodeInfo) -> Found | None:

@@ -208,7 +208,7 @@ def from_messages(
         role, content = message["role"], message.get("content")
         if message.get("reasoning_content"):
             add("reasoning", summary=[], content=[reasoning_part(message["reasoning_content"])])
-        if is_summary(message):
+        if content and is_summary(message):
             item_id = new_id("compaction", len(items))
             items.append(summary_item(item_id, str(content)[len(_SUMMARY) :]))
         elif role == "tool":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from starlette.requests import Request
 
@@ -30,6 +31,7 @@ class Stores:
         self._run = secrets.token_hex(4)
         self._swept: WeakSet[Caller] = WeakSet()
         self._answering: set[str] = set()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def responses(self, request: Request) -> ResponseStore:
         """Responses of whoever sends a request.
@@ -60,7 +62,8 @@ class Stores:
             ConnectionLost: No engine is there.
         """
         responses = await self.responses(request)
-        return ConversationStore(await self.services.client(request), responses, self._answering)
+        client = await self.services.client(request)
+        return ConversationStore(client, responses, self._answering, self._locks)
 
     async def tenant(self, request: Request) -> str:
         """Whose responses a request means.
