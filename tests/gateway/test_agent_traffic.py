@@ -21,7 +21,6 @@ from tests.builders.engine import engine_config
 from tests.builders.gateway import HttpEngine, http_engine
 from tests.builders.gateway import replies as scripted
 
-
 LOST = {ClaudeCode: 3_579, OpenCode: 3_298}
 """Tokens of each day that are computed again: all behind the reminder of a mode that ends."""
 LOST_UNLESS_STEADY = 6_723
