@@ -6,7 +6,8 @@ from sessionkv.errors import TemplateRefused
 from sessionkv.text.root import RootText
 from sessionkv.types import MissReason
 from tests.builders import text as built
-from tests.builders.engine import engine_config, greedy, open_engine
+from tests.builders.doors import Script
+from tests.builders.engine import engine_config, greedy, open_engine, oracle
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASSISTANT = {"role": "assistant", "content": "hello"}
@@ -70,4 +71,49 @@ def test_engine_quotes_the_template_and_goes_on(name, tmp_path):
         assert again.cache.miss.reason in (MissReason.NONE, MissReason.TEMPLATE_REWROTE)
         roles = [message["role"] for message in session.info(history=True).messages]
         assert roles == ["system", "user", "assistant", "user", "assistant"]
+        engine.assert_ledger()
+
+
+JOINED = {
+    "gemma": (
+        "<s><start_of_turn>user\nBe brief.\n\na\n\nb<end_of_turn>\n<start_of_turn>model\n"
+        "hello<end_of_turn>\n<start_of_turn>user\nc\n\nNow.\n\nd<end_of_turn>\n"
+        "<start_of_turn>model\n"
+    ),
+    "mistral": "<s> [INST] Be brief.\n\na\n\nb [/INST] hello</s> [INST] c\n\nNow.\n\nd [/INST]",
+}
+
+
+# The space that the template writes before a reply is the model's own to sample.
+@pytest.mark.parametrize(("name", "said"), [("gemma", "hello"), ("mistral", " hello")])
+def test_a_kept_history_joins_what_each_turn_brings(name, said, tmp_path):
+    text, script = built.ALL[name](), Script()
+    folder = built.write_folder(name, tmp_path)
+    now = {"role": "system", "content": "Now."}
+    whole = built.read(SYSTEM, "a", "b", ASSISTANT, "c", now, "d")
+    runner = {"text_dir": folder, "script": script}
+
+    def maps(*items):
+        return [message.to_map() for message in built.read(*items)]
+
+    with open_engine(engine_config(blocks=512), runner=runner) as engine:
+        session = engine.open("a", system="Be brief.", history="keep")
+
+        def cancelled():
+            stream = session.stream(messages=maps("never", "mind"), sampling=greedy(2000))
+            assert stream.cancel() is None
+
+        cancelled()
+        script.add(built.reply(text, said))
+        first = session.turn(messages=maps("a", "b"), sampling=greedy(9, ignore_eos=False))
+        assert first.text == "hello"
+        cancelled()
+        second = session.turn(messages=maps("c", now, "d"), sampling=greedy(4))
+        log = engine.parts.tree.tokens_of(engine.parts.tree.head("local", "a").node_id)
+        prompt = log[: second.usage.prompt_tokens]
+        assert text.decode(prompt, special=True) == JOINED[name]
+        assert text.decode(text.full(ROOT, whole), special=True) == JOINED[name]
+        # The reply is a hash of the prompt: warm equals cold.
+        assert second.cache.cached_tokens > 0
+        assert list(second.tokens) == oracle(prompt, greedy(4), vocab_size=text.vocab_size)
         engine.assert_ledger()

@@ -233,6 +233,11 @@ def test_a_response_that_is_not_stored_is_not_there_afterwards(
         ask(served, "y", previous_response_id=fields["previous_response_id"])
         (name,) = heads(served) - before
         assert body["id"] not in name
+        # Nor where it is written anew, behind other instructions.
+        before, fields["instructions"] = heads(served), "Be brief."
+        answer = served.post(URL, {"model": MODEL, "input": "z"} | fields)
+        assert answer.status_code == 200
+        assert heads(served) == before
     else:
         (name,) = heads(served) - before
         assert name.startswith(NAMES)

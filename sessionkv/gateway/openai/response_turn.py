@@ -38,8 +38,12 @@ class Plan:
 
     @property
     def is_passing(self) -> bool:
-        """It begins anew and no response is left of it: its conversation is found by content."""
-        return self.base is None and not self.is_stored
+        """No response is left, and all was sent again: its conversation is found by content.
+
+        Behind an earlier response that was named nothing else is kept, though it begin anew.
+        """
+        names_earlier = self.kept.echo.get("previous_response_id") is not None
+        return self.base is None and not self.is_stored and not names_earlier
 
     @property
     def response_id(self) -> str:
