@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from sessionkv.gateway.errors import Problem, refused
@@ -25,8 +25,15 @@ from sessionkv.gateway.sse import STREAMED, EventStream, named, openai_error, un
 
 def router(services: Services) -> APIRouter:
     """Routes of Responses and Conversations."""
-    routes = APIRouter(tags=["responses"])
     stores = Stores(services)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        yield
+        await stores.backgrounds.close()  # before the engine is left
+
+    routes = APIRouter(tags=["responses"], lifespan=lifespan)
     routes.include_router(conversations.router(stores))
 
     @routes.post("/v1/responses", response_model=None, responses=STREAMED)
