@@ -176,6 +176,9 @@ def test_what_is_wrong_with_a_request_is_told_at_once(served: HttpEngine) -> Non
     for fields, status, param in (
         ({"store": False}, 400, "store"),
         ({"previous_response_id": MISSING}, 400, "previous_response_id"),
+        ({"input": []}, 400, "input"),
+        ({"headers": {"x-sessionkv-helper": "true"}}, 400, "background"),
+        ({"metadata": {"sessionkv_helper": "true"}}, 400, "background"),
         ({"input": [{"type": "web_search_call"}]}, 400, "input[0].type"),
         ({"conversation": "conv_1"}, 404, "conversation"),
     ):
@@ -260,6 +263,23 @@ def test_one_that_is_about_to_be_there_is_not_cancelled_any_more() -> None:
         return response.body, run.settled
 
     assert asyncio.run(cancel()) == ({"status": "completed"}, 1)
+
+
+def test_a_gateway_that_ends_says_nothing_of_what_it_leaves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hold = Hold()
+    config = engine_config(blocks=512)
+    with socket_engine(tmp_path, config, gate=hold.gate, runner={"script": hold.script}) as engine:
+        with gateway(engine.endpoint) as first:
+            left = begin(first)["id"]
+            hold.wait_going()
+            with gateway(engine.endpoint) as second:  # which does not make it, and knows it is made
+                assert get(second, left)["status"] == "in_progress"
+        with engine.client() as client:
+            assert [info.name for info in client.sessions("~")] == [f"~http:begun:{left}"]
+        hold.release()
+    assert [record.message for record in caplog.records if "could not" in record.message] == []
 
 
 def test_what_a_gateway_left_has_failed(tmp_path: Path) -> None:

@@ -85,11 +85,24 @@ class BackgroundResponse:
                 return
             await news.wait()
 
+    @property
+    def _may_be_ended(self) -> bool:
+        is_settling = self._run is None or self._run.is_settling
+        return not (self.is_over or is_settling or self._is_cancelled)
+
     async def cancel(self) -> None:
         """End it, and wait for that. One that is about to be there already is let be there."""
-        is_settling = self._run is None or self._run.is_settling
-        if not (self.is_over or is_settling or self._is_cancelled):
+        if self._may_be_ended:
             self._is_cancelled = True
+            self.task.cancel()
+        await asyncio.wait({self.task})
+
+    async def leave(self) -> None:
+        """The gateway ends: end it so that its note stays, which says that it was begun.
+
+        One that is about to be there is let be there.
+        """
+        if self._may_be_ended:
             self.task.cancel()
         await asyncio.wait({self.task})
 
@@ -166,6 +179,11 @@ class Backgrounds:
         if response is not None:
             await response.cancel()
             self._known.pop((tenant, response_id), None)
+
+    async def close(self) -> None:
+        """The gateway ends. No other is begun from here on."""
+        running = [known for known in self._known.values() if not known.is_settled]
+        await asyncio.gather(*(response.leave() for response in running))
 
     def _require_room(self, tenant: str) -> None:
         running = self._running.of(tenant)

@@ -3,8 +3,8 @@
 A response that is there needs no note. Of one that is being made a session ``~http:begun:ID`` has
 the root that it begins with and what its object repeats of its request; of one that failed or was
 cancelled ``~http:ended:ID`` has that and how it ended. So after a crash a response is there, or has
-ended, or was begun by a gateway that is no more: then it has failed. Notes run out by themselves,
-30 days later, as responses do.
+ended, or was begun by a gateway that is no more: then it has failed, unless the engine has its
+turn under way. Notes run out by themselves, 30 days later, as responses do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sessionkv.client import AsyncClient
 from sessionkv.client.results import NodeInfo
 from sessionkv.errors import ResponseNotFound, SessionNotFound
 from sessionkv.gateway.openai.response_body import KeptResponse, body_of
-from sessionkv.gateway.openai.response_ids import BEGUN, ENDED, is_response_id
+from sessionkv.gateway.openai.response_ids import BEGUN, ENDED, is_response_id, session_of
 from sessionkv.gateway.openai.response_turn import Plan
 
 _OUTCOME = "outcome"
@@ -44,6 +44,11 @@ class NotedResponse:
     node: NodeInfo
     kept: KeptResponse
     outcome: Mapping[str, Any]
+
+    @property
+    def was_left(self) -> bool:
+        """It was begun, and its gateway ended before it did."""
+        return self.outcome is _LEFT
 
     def body(self) -> dict[str, Any]:
         """The whole object."""
@@ -91,8 +96,15 @@ class BackgroundNotes:
                     node = await self._client.session(prefix + response_id).node()
                     kept = KeptResponse.of(node)
                     if kept is not None:
-                        return NotedResponse(node, kept, node.metadata.get(_OUTCOME, _LEFT))
+                        outcome = node.metadata.get(_OUTCOME) or await self._unended(response_id)
+                        return NotedResponse(node, kept, outcome)
         raise ResponseNotFound(response_id)
+
+    async def _unended(self, response_id: str) -> Mapping[str, Any]:
+        """What became of one that was only begun: if its turn is under way, another makes it."""
+        found = await self._client.sessions(session_of(response_id))
+        is_made = any(info.running or info.queued for info in found)
+        return {"status": "in_progress"} if is_made else _LEFT
 
     async def delete(self, response_id: str) -> None:
         """Forget what was noted."""

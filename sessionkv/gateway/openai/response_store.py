@@ -136,7 +136,7 @@ class ResponseStore:
         raise ResponseNotFound(response_id)
 
     async def found(self, response_id: str) -> Found | NotedResponse:
-        """A response that is not being made now, be it there or not.
+        """A response that is not being made here now, be it there or not.
 
         Raises:
             ResponseNotFound: Nothing is known of it.
@@ -144,7 +144,11 @@ class ResponseStore:
         try:
             return await self.find(response_id)
         except ResponseNotFound:
-            return await self.notes.find(response_id)
+            noted = await self.notes.find(response_id)
+        if noted.was_left:  # unless it came to be there since it was looked for
+            with contextlib.suppress(ResponseNotFound):
+                return await self.find(response_id)
+        return noted
 
     async def previous(self, response_id: str) -> Found:
         """What a request goes on from.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from sessionkv.gateway.errors import Problem, refused
@@ -27,8 +27,15 @@ Asked = TypeVar("Asked", bound=ResponseRequest)
 
 def router(services: Services) -> APIRouter:
     """Routes of Responses and Conversations."""
-    routes = APIRouter(tags=["responses"])
     stores = Stores(services)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        yield
+        await stores.backgrounds.close()  # before the engine is left
+
+    routes = APIRouter(tags=["responses"], lifespan=lifespan)
     routes.include_router(conversations.router(stores))
 
     @routes.post("/v1/responses", response_model=None, responses=STREAMED)
