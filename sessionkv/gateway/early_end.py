@@ -1,7 +1,8 @@
 """Ends a turn where what it says is over for its client, before the model ends it.
 
 What is committed ends there too, to the character: the client sends it back as it was told it, and
-is found.
+is found. A turn that ended by itself before it could be ended stays whole: then more is billed and
+kept than was told.
 """
 
 from __future__ import annotations

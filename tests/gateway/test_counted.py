@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +124,74 @@ def test_counted_is_what_is_billed(tmp_path: Path, folder: Any) -> None:
             for talk in talks:
                 talk.turn()
         assert sum(talk.num_put_back for talk in talks) > 0
+
+
+STEADY = {"x-sessionkv-steady": "true"}
+NAMED = {"x-session-id": "a"}
+DATED = "You help.\n<env>\n  Today's date: Mon Nov 30 2026\n</env>\n"
+ASKS = DATED.replace("You help.", "Generate a title for this conversation.")
+USER_ID = {"user_id": "user_0_session_0b2a5c1e-1b0f-4a53-9d3e-0a1b2c3d4e5f"}
+
+
+@pytest.fixture(scope="module")
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, said: Said) -> Iterator[HttpEngine]:
+    folder = tools_folder(tmp_path_factory.mktemp("text"))
+    runner = {"text_dir": folder, "script": said}
+    with http_engine(engine_config(blocks=8192), runner=runner) as engine:
+        yield engine
+
+
+def billed_and_counted(
+    served: HttpEngine, body: dict[str, Any], headers: dict[str, str], *, max_tokens: int = 600
+) -> tuple[int, int, list[Any]]:
+    """Of one request, counted before it is run, and the answer's content."""
+    body = {"model": MODEL, **body}
+    counted = served.post("/v1/messages/count_tokens", body, headers=headers).json()["input_tokens"]
+    answer = served.post("/v1/messages", {**body, "max_tokens": max_tokens}, headers=headers).json()
+    usage = answer["usage"]
+    return usage["input_tokens"] + usage["cache_read_input_tokens"], counted, answer["content"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [(NAMED, {}), (NAMED | STEADY, {}), ({}, {"metadata": USER_ID}), (STEADY, {})],
+)
+def test_a_named_conversation_is_counted_as_it_is_found(
+    served: HttpEngine, said: Said, headers: dict[str, str], fields: dict[str, Any]
+) -> None:
+    first = f"Hi {headers} {fields}"
+    messages: list[Any] = [{"role": "user", "content": first}]
+    for turn in range(4):
+        said.reply = b"ok \xe9\xff %d" % turn  # not the tokens of its text
+        if turn == 2:  # the conversation is known by its name alone
+            messages[0] = {"role": "user", "content": first + ", edited"}
+        system = DATED.replace("Nov 30", f"Nov 3{turn}")
+        body = {"system": system, "messages": messages, **fields}
+        billed, counted, content = billed_and_counted(served, body, headers)
+        assert counted == billed
+        messages.append({"role": "assistant", "content": content})
+        messages.append({"role": "user", "content": "And?"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({"system": ASKS}, 600),
+        ({"system": ASKS}, 64),
+        ({"system": DATED, "metadata": {"sessionkv_helper": True}}, 600),
+        ({"system": ASKS, "metadata": {"sessionkv_helper": "false"}}, 64),
+        ({"system": DATED + "Suggest a title."}, 600),
+        ({"system": DATED + "Suggest a title.", "max_tokens": 64}, 64),
+    ],
+)
+def test_a_helpers_request_is_counted_as_one(
+    served: HttpEngine, fields: dict[str, Any], max_tokens: int
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    billed, counted, _ = billed_and_counted(served, body, STEADY, max_tokens=max_tokens)
+    assert counted == billed

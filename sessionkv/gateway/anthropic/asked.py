@@ -5,22 +5,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from sessionkv.client import StreamEvent, TurnResult
 from sessionkv.client.options import TurnOptions
 from sessionkv.errors import InvalidRequest, PromptTooLong, SessionKVError
 from sessionkv.gateway.anthropic.blocks import Event, MessageContent
-from sessionkv.gateway.anthropic.cache_control import TTL_S, longest_ttl
+from sessionkv.gateway.anthropic.cache_control import longest_ttl
 from sessionkv.gateway.anthropic.checks import demand_of, sampling_of
 from sessionkv.gateway.anthropic.convert import assistant_message, convert
 from sessionkv.gateway.anthropic.diagnostics import Fingerprints, fingerprint
+from sessionkv.gateway.anthropic.kept import keeping_of
 from sessionkv.gateway.anthropic.schema import MessagesRequest
 from sessionkv.gateway.anthropic.usage import usage_map
 from sessionkv.gateway.clients import Caller
-from sessionkv.gateway.helpers import is_helper
-from sessionkv.gateway.keeping import Keeping, named, says_steady, session_in
 from sessionkv.gateway.reports import extension
 from sessionkv.gateway.services import ServedModel
 from sessionkv.gateway.sse import named as framed
@@ -55,30 +53,15 @@ class Asked:
             self._sampling = sampling_of(body, grammar=grammar)
         self._id = f"msg_{secrets.token_hex(12)}"
         self._answer = self._new_content()
-        self._exchange = caller.conversations.begin(self._converted.transcript, self._kept(headers))
+        transcript = self._converted.transcript
+        keeping = keeping_of(body, transcript, headers)
+        self._exchange = caller.conversations.begin(transcript, keeping)
         self._exchange.ends_at = lambda: self._answer.ends_at
 
     @property
     def _may_end_early(self) -> bool:
         choice = self._body.tool_choice
         return choice is not None and bool(choice.disable_parallel_tool_use)
-
-    def _kept(self, headers: Mapping[str, str]) -> Keeping:
-        metadata = self._body.metadata
-        helper = is_helper(
-            self._converted.transcript,
-            headers=headers,
-            metadata=None if metadata is None else metadata.model_extra,
-            max_tokens=self._body.max_tokens,
-        )
-        keeping = Keeping(
-            is_helper=helper,
-            label=named(headers) or session_in(None if metadata is None else metadata.user_id),
-            is_steady=says_steady(headers),
-        )
-        if helper or self._ttl is None:
-            return keeping
-        return replace(keeping, tier="host", ttl_s=TTL_S[self._ttl])
 
     def _new_content(self) -> MessageContent:
         style, choice, thinking = self._served.reply_style, self._body.tool_choice, None

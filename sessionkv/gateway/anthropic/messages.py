@@ -13,11 +13,10 @@ from sessionkv.gateway.anthropic.asked import Asked
 from sessionkv.gateway.anthropic.checks import check_answer, check_prompt
 from sessionkv.gateway.anthropic.convert import convert
 from sessionkv.gateway.anthropic.diagnostics import Fingerprints
+from sessionkv.gateway.anthropic.kept import keeping_of
 from sessionkv.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from sessionkv.gateway.clients import Caller
 from sessionkv.gateway.errors import Problem
-from sessionkv.gateway.helpers import says_helper
-from sessionkv.gateway.keeping import Keeping, says_steady
 from sessionkv.gateway.services import Services
 from sessionkv.gateway.sse import STREAMED, EventStream, named, unless_gone
 
@@ -57,10 +56,7 @@ def router(services: Services) -> APIRouter:
         check_prompt(body)
         converted = convert(body)
         caller = await services.caller(request)
-        keeping = Keeping(
-            is_helper=says_helper(request.headers, None) or False,
-            is_steady=says_steady(request.headers),
-        )
+        keeping = keeping_of(body, converted.transcript, request.headers)
         exchange = caller.conversations.begin(converted.transcript, keeping)
         try:
             tokens = await exchange.count()

@@ -76,7 +76,9 @@ class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = Field(
-        None, description="`true`: the first call ends the answer."
+        None,
+        description="`true`: the first call ends the answer. What the model said behind it before "
+        "it was stopped is not told, but billed if it ended by itself.",
     )
 
 
@@ -96,7 +98,7 @@ class Metadata(BaseModel):
     """About the request."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-    user_id: str | None = Field(None, description="Accepted; has no effect.")
+    user_id: str | None = Field(None, description="A `session_UUID` in it names the conversation.")
 
 
 class OutputConfig(Body):
@@ -125,6 +127,10 @@ class CountTokensRequest(Body):
         None, description="A breakpoint at the request's end."
     )
     output_config: OutputConfig | None = None
+    metadata: Metadata | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Of the request that is counted; absent is many."
+    )
     container: Any = Field(None, description="Refused.")
     mcp_servers: Any = Field(None, description="Refused.")
 
@@ -140,7 +146,6 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stop_sequences: list[str] | None = None
-    metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = Field(
         None, description="Accepted: there is one tier."
     )

@@ -55,7 +55,9 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(
-        None, description="`false` ends an answer with its first call."
+        None,
+        description="`false` ends an answer with its first call. What the model said behind it "
+        "before it was stopped is not told, but billed if it ended by itself.",
     )
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
