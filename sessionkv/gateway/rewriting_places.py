@@ -16,6 +16,7 @@ its date, behind earlier dates of the same conversation.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,19 @@ def places_of(metadata: Mapping[str, Any]) -> tuple[Place, ...]:
     listed = metadata.get(METADATA)
     values = listed if isinstance(listed, list) else []
     return tuple(Place(*value) for value in values if isinstance(value, list) and len(value) == 7)
+
+
+def is_told(found: Steady, places: Sequence[Place]) -> bool:
+    """Whether the newest dates at these places are those that a request tells."""
+    told = {piece.key for piece in found.pieces if piece.kind == "date"}
+    dates = [place.key for place in places if place.kind == "date"]
+    return told == set(dates[-_sources(found) :])
+
+
+def dates_digest(found: Steady) -> str:
+    """Of the dates that a request tells."""
+    told = "\n".join(piece.key for piece in found.pieces if piece.kind == "date")
+    return hashlib.sha256(told.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
 def put_back(found: Steady, earlier: Sequence[Place]) -> Placed:

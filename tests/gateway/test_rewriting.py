@@ -14,7 +14,7 @@ from sessionkv.gateway.rewriting import MAX_PIECES, steady
 from sessionkv.gateway.rewriting_places import MAX_DATES, Place, Placed, places_of, put_back
 from sessionkv.gateway.transcript import Transcript, text_of
 from tests.builders.engine import engine_config
-from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies, tools_folder
+from tests.builders.gateway import MODEL, HttpEngine, gateway, http_engine, replies, tools_folder
 
 Messages = list[dict[str, Any]]
 CHAT = "/v1/chat/completions"
@@ -269,6 +269,21 @@ def test_places_are_found_again_after_a_restart(tmp_path: Path) -> None:
     assert report["cached_tokens"] == first["usage"]["total_tokens"] - 1
     tos = [rewrite["to"] for rewrite in second["sessionkv"]["rewrites"]]
     assert tos == ["messages[1]", "messages[3]"]
+
+
+def test_conversations_that_differ_in_their_date_alone_keep_their_own(tmp_path: Path) -> None:
+    runner = {"text_dir": tools_folder(tmp_path), "script": replies("Ho.", "Ho.", "So.", "Yes.")}
+    monday, tuesday = env("Mon Nov 30 2026"), env("Tue Dec 01 2026")
+    with http_engine(engine_config(blocks=512), runner=runner) as served:
+        ask(served, [monday, *said("Hi")])
+        first = ask(served, [tuesday, *said("Hi")])
+        with gateway(served.engine.endpoint) as restarted:
+            for http, system in ((restarted, tuesday), (served, monday)):
+                second = ask(http, [system, *said("Hi", "Ho.", "And?")])
+                assert second["sessionkv"]["cache"]["miss"]["reason"] == "none"
+                cached = second["sessionkv"]["cache"]["cached_tokens"]
+                assert cached == first["usage"]["total_tokens"] - 1
+                assert [told["to"] for told in second["sessionkv"]["rewrites"]] == ["messages[1]"]
 
 
 def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
