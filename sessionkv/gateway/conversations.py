@@ -41,10 +41,10 @@ from sessionkv.errors import (
 )
 from sessionkv.gateway.early_end import until
 from sessionkv.gateway.keeping import Keeping
-from sessionkv.gateway.place_memory import PlaceMemory
+from sessionkv.gateway.place_memory import PlaceMemory, dated
 from sessionkv.gateway.recent import Recent
 from sessionkv.gateway.rewriting import Steady, steady
-from sessionkv.gateway.rewriting_places import put_back
+from sessionkv.gateway.rewriting_places import Place, is_told, put_back
 from sessionkv.gateway.transcript import Message, Transcript
 
 _log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class Conversations:
     def forget(self, name: str) -> None:
         """There is no session of that name any more."""
         self._known.pop(name, None)
+        self.places.forget(name)
 
     def used(self, name: str) -> None:
         """The session was continued, or is new."""
@@ -141,7 +142,7 @@ class Conversations:
         return page.sessions[0].name if page.sessions else None
 
     async def name(
-        self, running: str, name: str, keeping: Keeping, *, after: str | None = None
+        self, running: str, name: str, exchange: Exchange, *, after: str | None = None
     ) -> None:
         """Give a session whose turn is committed its name; one transaction of the journal.
 
@@ -152,8 +153,9 @@ class Conversations:
         Raises:
             ConnectionLost: The engine is gone, perhaps without having named it.
         """
-        if await self._rename(running, name):
-            self.later(self._pin(name, keeping, after))
+        named = await self._rename(running, name, exchange)
+        if named is not None:
+            self.later(self._pin(named, exchange.keeping, after))
 
     async def _pin(self, name: str, keeping: Keeping, after: str | None) -> None:
         if keeping.tier is None:
@@ -169,11 +171,16 @@ class Conversations:
         except SessionKVError as error:
             _log.warning("a conversation's cache could not be pinned: %s", error.message)
 
-    async def _rename(self, running: str, name: str) -> bool:
-        """Whether there is a session of that name now; ConnectionLost where nobody can say."""
+    async def _rename(self, running: str, name: str, exchange: Exchange) -> str | None:
+        """The name that there is a session of now; ConnectionLost where nobody can say."""
         try:
             await self.client.session(running).rename(name)
+            if exchange.is_steady:
+                self.places.put(name, exchange.places)
         except SessionExists:  # the same was asked and answered before
+            places = await self.places.of(name) if exchange.is_steady else ()
+            if places and not is_told(exchange.found, places):
+                return await self._rename(running, dated(name, exchange.found), exchange)
             self.later(self._delete(running))
         except ConnectionLost:
             self.forget(name)
@@ -182,8 +189,8 @@ class Conversations:
             self.forget(name)
             _log.warning("a conversation could not be kept: %s", error.message)
             self.later(self._delete(running))
-            return False
-        return True
+            return None
+        return name
 
     async def _delete(self, name: str) -> None:
         try:
@@ -200,6 +207,9 @@ class Exchange:
     Attributes:
         candidates: Sessions to go on from, the best one first.
         changed_from: Where there is none of them, the session to compare with.
+        found: What was asked, without what moves.
+        keeping: What is to become of its session.
+        is_steady: What moves is put where it costs no cache.
         continues: Name of the session that it continues, None for a new conversation.
         ends_at: Asked behind each event: after how many characters of the reply the answer is over
             for its client, where the turn ends; None as long as it is not.
@@ -215,17 +225,22 @@ class Exchange:
     ) -> None:
         """Made by :meth:`Conversations.begin`."""
         self._all = conversations
-        self._found = found
+        self.found = found
         self._transcript = found.transcript
         self._placed = put_back(found, ())
-        self._is_steady = is_steady
-        self._keeping = keeping
+        self.is_steady = is_steady
+        self.keeping = keeping
         self.candidates: list[str] = []
         self.changed_from: str | None = None
         self._running: str | None = None
         self._naming: asyncio.Task[None] | None = None
         self.continues: str | None = None
         self.ends_at: Callable[[], int | None] = _never
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """Where what was taken out is in what the model saw."""
+        return self._placed.places
 
     @property
     def rewrites(self) -> Sequence[Mapping[str, str]]:
@@ -238,7 +253,7 @@ class Exchange:
         Raises:
             SessionKVError: It failed.
         """
-        if self._keeping.is_helper:
+        if self.keeping.is_helper:
             async with aclosing(self._generation(options)) as events:
                 async for event in events:
                     yield event
@@ -262,8 +277,9 @@ class Exchange:
             SessionKVError: They cannot be counted.
         """
         client = self._all.client
-        for name in () if self._keeping.is_helper else self.candidates:
+        for name in () if self.keeping.is_helper else self.candidates:
             try:
+                name = await self._session(name)
                 placed = await self._put_back(name)
                 return await client.session(name).count(messages=list(placed.messages))
             except (SessionNotFound, SessionDamaged):
@@ -280,10 +296,8 @@ class Exchange:
         if self._running is None:
             return
         running, self._running = self._running, None
-        name = self._all.answered(self._transcript, reply, self._keeping)
-        if self._is_steady:
-            self._all.places.put(name, self._placed.places)
-        naming = self._all.name(running, name, self._keeping, after=self.continues)
+        name = self._all.answered(self._transcript, reply, self.keeping)
+        naming = self._all.name(running, name, self, after=self.continues)
         self._naming = self._all.later(naming)
         self._naming.add_done_callback(_heard)
 
@@ -318,11 +332,15 @@ class Exchange:
         running = self._all.client.stream_generate(messages=messages, tools=tools, **rest)
         return until(running, self.ends_at)
 
+    async def _session(self, name: str) -> str:
+        """Of the sessions of one name, that with this conversation's dates."""
+        return await self._all.places.session(name, self.found) if self.is_steady else name
+
     async def _put_back(self, name: str | None) -> Transcript:
         """What the model is to see where the named session, or none, is gone on from."""
-        if self._is_steady:
+        if self.is_steady:
             earlier = () if name is None else await self._all.places.of(name)
-            self._placed = put_back(self._found, earlier)
+            self._placed = put_back(self.found, earlier)
         return self._placed.transcript
 
     async def _turn(
@@ -337,8 +355,9 @@ class Exchange:
             SessionKVError: The turn failed, or the session could not be made.
         """
         client = self._all.client
+        name = name and await self._session(name)
         messages = list((await self._put_back(name)).messages)
-        if self._is_steady:
+        if self.is_steady:
             options["metadata"] = self._placed.metadata
         running = self._running = RUNNING + secrets.token_hex(12)
         self.continues = name

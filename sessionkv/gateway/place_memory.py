@@ -1,4 +1,9 @@
-"""Where things were put in conversations: remembered, or read from the turn that has them."""
+"""Where things were put in conversations: remembered, or read from the turn that has them.
+
+Two conversations may be the same but for their dates, and their sessions would have one name. The
+second one's has its dates' digest behind the name, and is looked for where those of the first are
+not told by the request: places are never those of another session than the engine holds.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,16 @@ from collections.abc import Sequence
 
 from sessionkv.client import AsyncClient
 from sessionkv.errors import SessionDamaged, SessionNotFound
-from sessionkv.gateway.rewriting_places import Place, places_of
+from sessionkv.gateway.rewriting import Steady
+from sessionkv.gateway.rewriting_places import Place, dates_digest, is_told, places_of
 
 MAX_SESSIONS = 1_000
 """Sessions whose places are remembered; those of others are asked for."""
+
+
+def dated(name: str, found: Steady) -> str:
+    """Name of a session where the other name is that of one with other dates."""
+    return f"{name}.{dates_digest(found)}"
 
 
 class PlaceMemory:
@@ -35,6 +46,22 @@ class PlaceMemory:
                 return ()
             self.put(name, found)
         return found
+
+    async def session(self, name: str, found: Steady) -> str:
+        """Which of the sessions of one name a request goes on from: that with its dates, if any.
+
+        Raises:
+            ConnectionLost: The engine is gone.
+        """
+        places = await self.of(name)
+        if not places or is_told(found, places):
+            return name
+        other = dated(name, found)
+        return other if is_told(found, await self.of(other)) else name
+
+    def forget(self, name: str) -> None:
+        """There is no session of that name any more."""
+        self._places.pop(name, None)
 
     def put(self, name: str, places: Sequence[Place]) -> None:
         """Remember those of a session that is new or was gone on from."""

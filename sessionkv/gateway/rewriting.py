@@ -40,8 +40,10 @@ _SPACE = " \t\n"
 _MOST_SPACE = 8
 _MOST_BLOCKS = 8
 """At either end of a message; more are left where they are."""
-MAX_PIECES = 200
-"""In one conversation; where there are more, nothing is taken out."""
+MAX_PIECES = 400
+"""In one conversation, so that their places fit into a turn's metadata. In the message with which
+there would be more, and in all behind it, they stay where they are: before it nothing changes."""
+_KEY_CHARS = 16
 _MOVERS = ("user", "tool")
 
 
@@ -91,15 +93,19 @@ def steady(transcript: Transcript) -> Steady:
     messages: list[Message] = []
     fields: list[str] = []
     pieces: list[Piece] = []
-    is_first = True
+    is_first, is_full = True, False
     for index, message in enumerate(transcript.messages):
         field = transcript.field(index)
         at = len(messages)
         left, found = message, list[Piece]()
-        if index < transcript.num_system:
+        if is_full:
+            pass
+        elif index < transcript.num_system:
             left, found = _system_date(message, field)
         elif message.get("role") in _MOVERS:
             left, found = _reminders(message, field, is_first=is_first)
+            if len(pieces) + len(found) > MAX_PIECES:
+                is_full, left, found = True, message, []
             if found and not text_of(left) and not is_first:
                 follows_own = bool(pieces) and (pieces[-1].at, pieces[-1].side) == (at - 1, "own")
                 if not follows_own and _is_own(message, messages[transcript.num_system :]):
@@ -110,7 +116,7 @@ def steady(transcript: Transcript) -> Steady:
         pieces += [replace(piece, at=at) for piece in found]
         messages.append(left)
         fields.append(field)
-    if not pieces or len(pieces) > MAX_PIECES:
+    if not pieces:
         return Steady(transcript, ())
     return Steady(Transcript(messages, transcript.tools, fields), pieces)
 
@@ -121,7 +127,7 @@ def _is_own(message: Message, before: Sequence[Message]) -> bool:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARS]
 
 
 def with_text(message: Message, text: str) -> Message:

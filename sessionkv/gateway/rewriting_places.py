@@ -6,12 +6,17 @@ said at the end of the message that was the newest when it was new, and stays th
 said later, as a person would. Everything else is where the client has it.
 
 Where things were put is kept with the turn, so that the next request finds them there after a
-restart too. Nothing is lost or made up: each reminder of the request is in the result exactly once,
-and so is its date, behind earlier dates of the same conversation.
+restart too. A place holds as long as the conversation up to and with its message is the same, what
+was taken out left aside: behind what a client has edited or cut out, all is as in a new one. So
+nothing is ever put into what the assistant said.
+
+Nothing is lost or made up: each reminder of the request is in the result exactly once, and so is
+its date, behind earlier dates of the same conversation.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +25,18 @@ from sessionkv.gateway.rewriting import Piece, Steady, with_text
 from sessionkv.gateway.transcript import Message, Transcript, text_of
 
 METADATA = "places"
-MAX_PLACES = 400
-"""Of one conversation, so that they fit into a turn's metadata; past them all begins anew."""
+MAX_DATES = 50
+"""Said in one conversation; behind them it begins anew with the newest one."""
+_DIGEST_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a piece was put: its own fields, and of a reminder only what it is known by."""
+    """Where a piece was put: its own fields, and of a reminder only what it is known by.
+
+    Attributes:
+        up_to: Digest of the conversation up to and with the message that it was put to.
+    """
 
     kind: str
     key: str
@@ -34,10 +44,11 @@ class Place:
     side: str
     lead: str
     trail: str
+    up_to: str
 
     def to_list(self) -> list[Any]:
         """For the turn's metadata."""
-        return [self.kind, self.key, self.at, self.side, self.lead, self.trail]
+        return [self.kind, self.key, self.at, self.side, self.lead, self.trail, self.up_to]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,20 @@ def places_of(metadata: Mapping[str, Any]) -> tuple[Place, ...]:
     """Those that were kept with a turn."""
     listed = metadata.get(METADATA)
     values = listed if isinstance(listed, list) else []
-    return tuple(Place(*value) for value in values if isinstance(value, list) and len(value) == 6)
+    return tuple(Place(*value) for value in values if isinstance(value, list) and len(value) == 7)
+
+
+def is_told(found: Steady, places: Sequence[Place]) -> bool:
+    """Whether the newest dates at these places are those that a request tells."""
+    told = {piece.key for piece in found.pieces if piece.kind == "date"}
+    dates = [place.key for place in places if place.kind == "date"]
+    return told == set(dates[-_sources(found) :])
+
+
+def dates_digest(found: Steady) -> str:
+    """Of the dates that a request tells."""
+    told = "\n".join(piece.key for piece in found.pieces if piece.kind == "date")
+    return hashlib.sha256(told.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
 def put_back(found: Steady, earlier: Sequence[Place]) -> Placed:
@@ -74,23 +98,35 @@ def put_back(found: Steady, earlier: Sequence[Place]) -> Placed:
         found: What was taken apart.
         earlier: Places in the conversation that it goes on from; none for a new one.
     """
-    messages = found.transcript.messages
-    kept = [place for place in earlier if place.at < len(messages)]
-    if len(kept) + len(found.pieces) > MAX_PLACES:
-        kept = []
-    dates = [place for place in kept if place.kind == "date"]
+    digests = _up_to(found.transcript)
+    kept = [p for p in earlier if p.at < len(digests) and p.up_to == digests[p.at]]
+    dates = _dates(found, kept)
     unused = [place for place in kept if place.kind != "date"]
     placed: list[tuple[Place, Piece]] = []
     for piece in found.pieces:
         if piece.kind == "date":
             if not dates or all(date.key != piece.key for date in dates[-_sources(found) :]):
-                dates.append(_place(piece, at=_newest(messages)))
+                at = _newest(found.transcript.messages)
+                dates.append(_place(piece, at, digests))
             continue
         before = next((p for p in unused if p.key == piece.key and p.at <= piece.at), None)
         if before is not None:
             unused.remove(before)
-        placed.append((before or _place(piece, at=piece.at), piece))
+        placed.append((before or _place(piece, piece.at, digests), piece))
     return _Writing(found, dates, placed).result()
+
+
+def _up_to(transcript: Transcript) -> list[str]:
+    """For each message, a digest of the conversation so far; none for the system's at the start."""
+    digests = [digest[:_DIGEST_CHARS] for digest in transcript.all_digests()]
+    return [*[""] * transcript.num_system, *digests]
+
+
+def _dates(found: Steady, kept: Sequence[Place]) -> list[Place]:
+    """Those said before; none where the client tells none, as then they are not of its own."""
+    dates = [place for place in kept if place.kind == "date"]
+    tells = any(piece.kind == "date" for piece in found.pieces)
+    return dates if tells and len(dates) < MAX_DATES else []
 
 
 def _sources(found: Steady) -> int:
@@ -105,8 +141,8 @@ def _newest(messages: Sequence[Message]) -> int:
     )
 
 
-def _place(piece: Piece, *, at: int) -> Place:
-    return Place(piece.kind, piece.key, at, piece.side, piece.lead, piece.trail)
+def _place(piece: Piece, at: int, digests: Sequence[str]) -> Place:
+    return Place(piece.kind, piece.key, at, piece.side, piece.lead, piece.trail, digests[at])
 
 
 @dataclass(frozen=True, slots=True)

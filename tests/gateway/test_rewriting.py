@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sessionkv.gateway.rewriting import MAX_PIECES, steady
-from sessionkv.gateway.rewriting_places import MAX_PLACES, Place, Placed, places_of, put_back
+from sessionkv.gateway.rewriting_places import MAX_DATES, Place, Placed, places_of, put_back
 from sessionkv.gateway.transcript import Transcript, text_of
 from tests.builders.engine import engine_config
-from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies, tools_folder
+from tests.builders.gateway import MODEL, HttpEngine, gateway, http_engine, replies, tools_folder
 
 Messages = list[dict[str, Any]]
 CHAT = "/v1/chat/completions"
@@ -169,14 +170,80 @@ def test_the_model_sees_each_reminder_as_often_as_it_was_sent(
         assert "".join(texts(result)).count(text) == "".join(after).count(text)
 
 
+TURNS = st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), CONTENT), max_size=6)
+
+
+@given(TURNS, TURNS, TURNS)
+def test_whatever_is_edited_nothing_is_put_into_an_answer(
+    shared: list[tuple[str, str]], before: list[tuple[str, str]], after: list[tuple[str, str]]
+) -> None:
+    def sent(parts: list[tuple[str, str]], date: str) -> Messages:
+        first = [env(date), {"role": "user", "content": "Hi"}]
+        return first + [{"role": role, "content": text} for role, text in parts]
+
+    earlier = placed(sent(shared + before, "Mon Nov 30 2026"))
+    result = placed(sent(shared + after, "Tue Dec 01 2026"), earlier)
+    answers = [text for role, text in shared + after if role == "assistant"]
+    seen = result.transcript.messages
+    assert [text_of(m) for m in seen if m["role"] == "assistant"] == answers
+    assert "".join(texts(result)).count("Today's date: Tue Dec 01 2026") == 1
+    for text in (note("a"), note("b")):
+        told = "".join(text for _, text in shared + after).count(text)
+        assert "".join(texts(result)).count(text) == told
+
+
+def test_behind_an_edit_all_is_put_as_in_a_new_conversation() -> None:
+    plan, monday, tuesday = note("Plan."), env("Mon Nov 30 2026"), env("Tue Dec 01 2026")
+    first = placed([monday, *said("q0")])
+    second = placed([tuesday, *said("q0", "a0", f"q1\n\n{plan}")], first)
+    told = "\n\n<env>\nToday's date: Tue Dec 01 2026\n</env>"
+    assert texts(second)[3] == f"q1\n\n{plan}{told}"
+    # One message fewer before the answer that is now where the reminder was.
+    cut = [tuesday, *said("q0"), *said("(summary)", "a1", f"q2\n\n{plan}")]
+    result = placed(cut, second)
+    assert texts(result)[1:] == [texts(first)[1], "(summary)", "a1", f"q2\n\n{plan}{told}"]
+    # Without the edit it stays where it was.
+    whole = placed([tuesday, *said("q0", "a0", "q1", "a1", f"q2\n\n{plan}")], second)
+    assert texts(whole) == [*texts(second), "a1", "q2"]
+
+
+def test_where_no_date_is_told_those_of_another_conversation_are_not() -> None:
+    earlier = placed([env("Mon Nov 30 2026"), *said("Hi")])
+    system = {"role": "system", "content": texts(earlier)[0]}
+    assert texts(placed([system, *said("Hi", "Ho", "And?")], earlier))[1:] == ["Hi", "Ho", "And?"]
+
+
+def test_past_the_most_reminders_later_ones_stay_and_nothing_before_them_changes() -> None:
+    messages = [env("Mon Nov 30 2026"), *said(f"Hi {note('0')}")]
+    earlier, seen = placed(messages), steady(Transcript(messages)).transcript
+    for i in range(1, MAX_PIECES + 3):
+        day = f"{'Mon' if i < MAX_PIECES // 2 else 'Tue'} 2026"
+        messages = [env(day), *messages[1:], *said(f"{i} {note(str(i))}", f"Ho {i}")[::-1]]
+        if i % 100 and i < MAX_PIECES - 3:
+            continue
+        found = steady(Transcript(messages))
+        assert seen.all_digests() == found.transcript.all_digests()[: len(seen.all_digests())]
+        assert len(found.pieces) == min(i + 2, MAX_PIECES)
+        result = put_back(found, places_of(earlier.metadata or {}))
+        assert texts(result)[: len(texts(earlier))] == texts(earlier)
+        earlier, seen = result, found.transcript
+
+
 def test_metadata_stays_bounded() -> None:
-    many = said(*(f"Hi {i} {note(str(i))}" for i in range(2 * MAX_PIECES + 2)))
-    assert steady(Transcript(many)).pieces == ()
+    space = "\n" * 8
+    system = env("\u263e" * 40)
+    many = [system, *said(*(f"Hi{space}{note(str(i))}{space}" for i in range(3 * MAX_PIECES)))]
+    found = steady(Transcript(many))
+    digest = found.transcript.all_digests()[0][:16]
     places = [
-        Place("date", f"Today's date: {i:>27}", 0, "tail", "\n\n", "") for i in range(MAX_PLACES)
+        Place("date", f"Today's date: {i:\u263e>40}", 1, "tail", "\n\n", "", digest)
+        for i in range(MAX_DATES + 1)
     ]
-    result = put_back(steady(Transcript([env("Mon Nov 30 2026"), *said("Hi")])), places)
-    assert len(result.places) == 1
+    full = put_back(found, places[: MAX_DATES - 1])
+    assert len(full.places) == MAX_DATES + MAX_PIECES - 1
+    assert len(json.dumps(full.metadata)) < 65_536
+    over = put_back(found, places[:MAX_DATES])
+    assert [place.kind for place in over.places].count("date") == 1
     assert places_of({"places": [["date"], 3, None]}) == ()
 
 
@@ -202,6 +269,21 @@ def test_places_are_found_again_after_a_restart(tmp_path: Path) -> None:
     assert report["cached_tokens"] == first["usage"]["total_tokens"] - 1
     tos = [rewrite["to"] for rewrite in second["sessionkv"]["rewrites"]]
     assert tos == ["messages[1]", "messages[3]"]
+
+
+def test_conversations_that_differ_in_their_date_alone_keep_their_own(tmp_path: Path) -> None:
+    runner = {"text_dir": tools_folder(tmp_path), "script": replies("Ho.", "Ho.", "So.", "Yes.")}
+    monday, tuesday = env("Mon Nov 30 2026"), env("Tue Dec 01 2026")
+    with http_engine(engine_config(blocks=512), runner=runner) as served:
+        ask(served, [monday, *said("Hi")])
+        first = ask(served, [tuesday, *said("Hi")])
+        with gateway(served.engine.endpoint) as restarted:
+            for http, system in ((restarted, tuesday), (served, monday)):
+                second = ask(http, [system, *said("Hi", "Ho.", "And?")])
+                assert second["sessionkv"]["cache"]["miss"]["reason"] == "none"
+                cached = second["sessionkv"]["cache"]["cached_tokens"]
+                assert cached == first["usage"]["total_tokens"] - 1
+                assert [told["to"] for told in second["sessionkv"]["rewrites"]] == ["messages[1]"]
 
 
 def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
