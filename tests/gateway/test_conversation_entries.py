@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sessionkv.gateway.openai import background
 from sessionkv.gateway.openai.conversation_entries import ConversationEntries
 from sessionkv.gateway.openai.conversation_store import ConversationStore
 from tests.builders.doors import Hold
@@ -53,6 +54,7 @@ async def _never(*_: Any) -> None:
 def test_what_a_crash_kept_out_is_taken_in_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, first: str
 ) -> None:
+    monkeypatch.setattr(background, "SETTLE_S", 0.05)
     of, name = {
         "before the note": (ConversationStore, "_take_in"),
         "behind the note": (ConversationEntries, "end"),

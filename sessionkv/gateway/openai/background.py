@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 MAX_RUNNING = 256
 """Responses that are being made, shared by tenants: what one holds is bounded by the window."""
 MAX_OF_TENANT = 64
+SETTLE_S = 5.0
+"""How long the end of the gateway waits for responses whose turn has ended."""
 MAX_KEPT_BYTES = 64 * 1024**2
 """Events of streams that have ended, for who resumes one; past that the oldest are forgotten of the
 tenant that has most."""
@@ -100,11 +102,14 @@ class BackgroundResponse:
     async def leave(self) -> None:
         """The gateway ends: end it so that its note stays, which says that it was begun.
 
-        One that is about to be there is let be there.
+        One that is about to be there is let be there, for so long.
         """
         if self._may_be_ended:
             self.task.cancel()
-        await asyncio.wait({self.task})
+        done, _ = await asyncio.wait({self.task}, timeout=SETTLE_S)
+        if not done:  # what is left to be noted is found by whoever asks next
+            self.task.cancel()
+            await asyncio.wait({self.task})
 
     def input_items(self) -> list[dict[str, Any]]:
         """What came in with it, as long as it is not settled."""
