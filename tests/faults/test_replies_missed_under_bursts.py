@@ -15,6 +15,7 @@ from tests.builders.fake_engine import FakeEngine, short_endpoint
 
 CLIENTS = 20
 REQUESTS = 500
+ON_AN_ENGINE = 100
 
 
 def turns_of(engine: FakeEngine) -> list[str]:
@@ -63,13 +64,13 @@ def test_blocking_clients_in_threads():
 
 
 @pytest.mark.slow
-def test_ten_thousand_turns_of_twenty_clients_on_an_engine():
+def test_two_thousand_turns_of_twenty_clients_on_an_engine():
     sampling = greedy(1)
 
     async def one(endpoint: str, number: int) -> list[tuple[int, ...]]:
         async with AsyncClient(endpoint) as client:
             answers: list[tuple[int, ...]] = []
-            for start in range(0, REQUESTS, 50):
+            for start in range(0, ON_AN_ENGINE, 50):
                 burst = [
                     client.generate(tokens=[number, (start + i) % 256], sampling=sampling)
                     for i in range(50)
@@ -87,4 +88,4 @@ def test_ten_thousand_turns_of_twenty_clients_on_an_engine():
             engine.parts.kv.check()
     for number, tokens in enumerate(answers):
         expected = [tuple(oracle([number, i % 256], sampling)) for i in range(256)]
-        assert tokens == [expected[i % 256] for i in range(REQUESTS)]
+        assert tokens == [expected[i % 256] for i in range(ON_AN_ENGINE)]

@@ -1,4 +1,7 @@
-"""The Responses API with the clients that people have: each holds a conversation with a tool."""
+"""The Responses API with the clients that people have: each holds a conversation with a tool.
+
+Clients that take seconds to import are imported where they are used.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import agents
 import httpx
 import openai
 import pytest
-from agents.models.openai_responses import OpenAIResponsesModel
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 
 from tests.builders.gateway import MODEL, HttpEngine, http_engine, replies
 from tests.builders.tool_text import write_tool_text, written_call
@@ -76,6 +74,9 @@ def test_the_official_client_makes_streams_reads_and_deletes(client: openai.Open
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_the_agents_sdk_runs_a_tool_and_goes_on(served: HttpEngine, stored: bool) -> None:
+    import agents
+    from agents.models.openai_responses import OpenAIResponsesModel
+
     looked = []
 
     def look(city: str) -> str:
@@ -132,6 +133,9 @@ def test_the_official_client_keeps_a_conversation(client: openai.OpenAI) -> None
 
 
 def test_the_agents_sdk_keeps_its_session_in_a_conversation(served: HttpEngine) -> None:
+    import agents
+    from agents.models.openai_responses import OpenAIResponsesModel
+
     async def run() -> list[str]:
         agents.set_tracing_disabled(True)
         async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
@@ -155,6 +159,9 @@ def test_the_agents_sdk_keeps_its_session_in_a_conversation(served: HttpEngine) 
 
 
 def test_langchain_sends_only_what_is_new(served: HttpEngine) -> None:
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
     @tool
     def look(city: str) -> str:
         """Look."""
@@ -175,6 +182,8 @@ def test_langchain_sends_only_what_is_new(served: HttpEngine) -> None:
 
 
 def _converse(model: Any, look: Any) -> Any:
+    from langchain_core.messages import HumanMessage, ToolMessage
+
     messages: list[Any] = [HumanMessage("Is it cold?")]
     first = model.invoke(messages)
     (call,) = first.tool_calls
