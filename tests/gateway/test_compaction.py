@@ -6,11 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import agents
 import openai
 import pytest
-from agents.memory import OpenAIResponsesCompactionSession
-from agents.models.openai_responses import OpenAIResponsesModel
 
 from sessionkv.client.results import NodeInfo
 from sessionkv.gateway.openai.response_ids import session_of
@@ -118,6 +115,11 @@ def test_the_official_clients_go_on_from_it(served: HttpEngine) -> None:
 
 
 def test_the_agents_sdk_keeps_a_session_that_grows_no_longer(served: HttpEngine) -> None:
+    # Imported here, since it takes seconds.
+    import agents
+    from agents.memory import OpenAIResponsesCompactionSession
+    from agents.models.openai_responses import OpenAIResponsesModel
+
     async def run() -> list[Any]:
         agents.set_tracing_disabled(True)
         async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
