@@ -110,7 +110,8 @@ class Recent:
 
 def _label(transcript: Transcript, label: str | None) -> bytes:
     """Of a fixed size: a conversation may begin with a whole file."""
-    return hashlib.sha256((label or transcript.opening).encode()).digest()
+    text = label or transcript.opening  # not yet checked: surrogates may stand in it
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
 
 
 def _answers(transcript: Transcript) -> list[Said]:

@@ -82,7 +82,8 @@ def test_what_a_crash_kept_out_is_taken_in_once(
                 assert second["usage"]["input_tokens"] > only
                 expected.append("two")
             assert said(served, conversation) == expected
-            assert served.http.get(f"/v1/responses/{lost}").json()["status"] == "incomplete"
+            status = served.http.get(f"/v1/responses/{lost}").json()["status"]
+            assert status in ("completed", "incomplete")  # as its reply ended; not failed
         assert notes(engine) == []
 
 

@@ -18,6 +18,9 @@ from tests.builders.wire_client import WireClient
 
 BEATS = LimitsConfig(heartbeat_s=0.1, missed_heartbeats=3)
 SILENCE_S = 0.3
+# For processes that go on one after the other, when the machine lets them.
+SLOW_BEATS = LimitsConfig(heartbeat_s=0.4, missed_heartbeats=3)
+LONG_SILENCE_S = 1.2
 STREAMING = """
 import sys
 from sessionkv import Client, SamplingParams
@@ -94,7 +97,7 @@ def test_a_busy_engine_takes_nobody_for_gone_who_spoke_meanwhile(engine: SocketE
 def test_a_machine_that_stood_still_parts_nobody() -> None:
     """Stopped together and continued, as when a laptop sleeps: the stream goes on."""
     with (
-        launch(config=engine_config(limits=BEATS, blocks=1024)) as engine,
+        launch(config=engine_config(limits=SLOW_BEATS, blocks=1024)) as engine,
         script(STREAMING, engine.endpoint) as client,
     ):
         assert client.stdout is not None
@@ -102,7 +105,7 @@ def test_a_machine_that_stood_still_parts_nobody() -> None:
         pids = (client.pid, engine.pid, front_of(engine.pid))
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(4 * SILENCE_S)  # only the clock can make a silence
+        time.sleep(2 * LONG_SILENCE_S)  # only the clock can make a silence
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         assert client.communicate(timeout=60)[0] == "length 3000\n"
