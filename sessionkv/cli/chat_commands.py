@@ -63,9 +63,10 @@ class Commands:
         """Open or resume a session, make it the current one, and say what was resumed."""
         if self._session is not None and self._session.name == name:
             return
+        is_new = not self._exists(name)
+        session = self._client.open(name, system=system)  # where that fails, this one goes on
         self.leave()
-        self._is_made_here = not self._exists(name)
-        self._session = self._client.open(name, system=system)
+        self._session, self._is_made_here = session, is_new
         info = self._session.info(history=self._recalls)
         if info.turns:
             self._say(f"resumed {output.one_line(name)} after {output.count(info.turns, 'turn')}")
@@ -80,7 +81,8 @@ class Commands:
         if session is None or not self._is_made_here:
             return
         with contextlib.suppress(SessionKVError):  # it may be gone, and so may the engine
-            if not session.info().turns:
+            info = session.info()
+            if not (info.turns or info.running or info.queued):  # others may use it too
                 session.close(keep=False)
 
     def _exists(self, name: str) -> bool:

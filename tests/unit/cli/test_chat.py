@@ -114,6 +114,22 @@ def test_sessions_that_were_made_and_never_used_are_removed(
     assert set(engine.sessions) == {"before", "used", "f"}
 
 
+def test_a_switch_that_fails_leaves_the_chat_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = ScriptedEngine()
+    opened = Commands._exists
+
+    def exists(commands: Commands, name: str) -> bool:
+        if name == "bad":
+            raise SessionBusy("not now")
+        return opened(commands, name)
+
+    monkeypatch.setattr(Commands, "_exists", exists)
+    assert talk(monkeypatch, engine, "one", "/switch bad", "two") == 1
+    assert engine.sessions["trip"]["texts"] == ["ONE", "TWO"]
+
+
 def test_commands_act_on_the_current_session(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
