@@ -16,12 +16,11 @@ from typing import Any
 
 from sessionkv.errors import InvalidRequest
 from sessionkv.gateway.anthropic.schema import Block, CountTokensRequest
-from sessionkv.gateway.anthropic.tools import Tools, check_json, read_tools, result_text
+from sessionkv.gateway.anthropic.tools import JOINT, Tools, check_json, read_tools, result_text
 from sessionkv.gateway.errors import refused
 from sessionkv.gateway.transcript import Message, Transcript
 from sessionkv.types import utf8_bytes
 
-JOINT = "\n\n"
 _BILLING = re.compile(r"^[ \t]*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE | re.MULTILINE)
 _OF_ENGINE = re.compile(r"messages\[(\d+)\](?:\.content|\.reasoning_content|\.tool_calls\[\d+\])?")
 

@@ -19,7 +19,7 @@ from sessionkv.gateway.errors import refused
 from sessionkv.gateway.left_out import left_out
 from sessionkv.types import utf8_bytes
 
-_JOINT = "\n\n"
+JOINT = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def result_text(block: Block, at: str, tools: Tools) -> tuple[str, list[tuple[st
         else:
             unread.append((f"{at}[{k}]", part.type))
             parts.append(left_out(part.type))
-    text = _JOINT.join(parts)
+    text = JOINT.join(parts)
     utf8_bytes(at, text)
     return (f"Error: {text}" if block.is_error else text), unread
 
