@@ -52,7 +52,7 @@ def router(services: Services) -> APIRouter:
             model=served.id,
         )
         if body.background:
-            begun = await stores.backgrounds.start(await stores.tenant(request), run)
+            begun = await stores.backgrounds.start((await services.caller(request)).tenant, run)
             return streamed(begun.follow(), run.failed) if body.stream else JSONResponse(begun.body)
         if body.stream:
             return streamed(_framed(run.events()), run.failed)
@@ -95,7 +95,7 @@ def router(services: Services) -> APIRouter:
     ) -> Response:
         """Give a stored response again, or one that is being made as it is now."""
         store = await stores.responses(request)
-        known = stores.backgrounds.find(await stores.tenant(request), response_id)
+        known = stores.backgrounds.find((await services.caller(request)).tenant, response_id)
         if stream and known is not None and known.is_followed:
             after = -1 if starting_after is None else starting_after
             return streamed(known.follow(after), openai_error)
@@ -119,7 +119,7 @@ def router(services: Services) -> APIRouter:
     ) -> dict[str, Any]:
         """List what came in with a response."""
         store = await stores.responses(request)
-        known = stores.backgrounds.find(await stores.tenant(request), response_id)
+        known = stores.backgrounds.find((await services.caller(request)).tenant, response_id)
         if known is not None and not known.is_settled:
             items = known.input_items()
         else:
@@ -130,7 +130,7 @@ def router(services: Services) -> APIRouter:
     async def delete(response_id: str, request: Request) -> dict[str, Any]:
         """Forget a response, also one that is being made; those that went on from it stay."""
         store = await stores.responses(request)
-        await stores.backgrounds.forget(await stores.tenant(request), response_id)
+        await stores.backgrounds.forget((await services.caller(request)).tenant, response_id)
         await store.found(response_id)
         await store.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
@@ -139,7 +139,7 @@ def router(services: Services) -> APIRouter:
     async def cancel(response_id: str, request: Request) -> dict[str, Any]:
         """End a response that is made in the background; one that has ended stays as it is."""
         store = await stores.responses(request)
-        known = stores.backgrounds.find(await stores.tenant(request), response_id)
+        known = stores.backgrounds.find((await services.caller(request)).tenant, response_id)
         if known is not None and not known.is_settled:
             await known.cancel()
             return known.body

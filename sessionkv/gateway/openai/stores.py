@@ -64,11 +64,3 @@ class Stores:
         responses = await self.responses(request)
         client = await self.services.client(request)
         return ConversationStore(client, responses, self._answering, self._locks)
-
-    async def tenant(self, request: Request) -> str:
-        """Whose responses a request means.
-
-        Raises:
-            ConnectionLost: No engine is there.
-        """
-        return (await (await self.services.client(request)).served()).tenant
